@@ -1,0 +1,33 @@
+"""Packaging: version ranges here, the exact tested versions in requirements.txt."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+
+EXTRAS = {
+    "train": ["rich>=13", "tensorboard>=2.16", "matplotlib>=3.8", "scikit-learn>=1.3", "webdataset>=0.2", "datasets>=3"],
+    "seg": ["onedl-mmengine>=0.10.12,<0.11", "onedl-mmcv>=2.3.6,<2.4", "onedl-mmsegmentation>=1.4.2,<1.5", "ftfy"],
+    "det": ["onedl-mmengine>=0.10.12,<0.11", "onedl-mmcv>=2.3.6,<2.4", "onedl-mmdetection>=3.5.1,<3.6"],
+    "export": ["onnx>=1.17", "onnxscript>=0.5", "onnxruntime>=1.20", "openvino>=2025.0", "nncf>=2.14"],
+    "wandb": ["wandb>=0.19"],
+    "dev": ["pytest>=8", "pytest-timeout>=2.3", "ruff>=0.9", "build>=1.2"],
+}
+EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
+
+setup(
+    name="wbmm",
+    version=(ROOT / "wbmm" / "version.py").read_text().split('"')[1],
+    description="Windowed batch matrix multiplication: a vision backbone family, its model zoo and training framework",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.10,<3.13",
+    packages=find_packages(include=["wbmm", "wbmm.*"]),
+    package_data={"wbmm": ["zoo.yaml"]},
+    install_requires=["torch>=2.6,<2.13", "torchvision>=0.21,<0.28", "timm>=1.0.22,<1.1"],
+    extras_require=EXTRAS,
+    entry_points={"console_scripts": ["wbmm=wbmm.cli:main"]},
+)

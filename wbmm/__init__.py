@@ -1,0 +1,17 @@
+"""WBMM: a vision backbone family on windowed batch matrix multiplication. Importing it registers the models with timm."""
+
+from . import models
+from .checkpoint import load_weights
+from .deploy.fuse import fuse
+from .layers import HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
+from .version import __version__
+
+__all__ = [
+    "HierarchicalWBMM2d",
+    "MultiKernelWBMM2d",
+    "WBMM2d",
+    "__version__",
+    "fuse",
+    "load_weights",
+    "models",
+]

@@ -1,0 +1,5 @@
+import sys
+
+from wbmm.cli import main
+
+sys.exit(main())

@@ -1,0 +1,1 @@
+"""Measuring speed: ratios from one interleaved run."""

@@ -1,0 +1,146 @@
+"""One reader for every checkpoint file, which never runs what is in it."""
+
+import argparse
+import importlib
+import pickle
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from .models.identify import explain_mismatch, identify
+from .models.released import convert_released
+from .ops import resize_table
+
+# Harmless classes that checkpoints hold beside tensors. Nothing here can run code when it is unpickled; mmengine's own
+# list also has `getattr`, which can.
+_ALLOWED = [argparse.Namespace, np.ndarray, np.dtype, *{type(np.dtype(kind)) for kind in "?bhilqBHILQefd"}]
+_ALLOWED_BY_NAME = [
+    ("numpy._core.multiarray", "scalar"),
+    ("numpy._core.multiarray", "_reconstruct"),
+    ("mmengine.logging.history_buffer", "HistoryBuffer"),
+]
+# Where a state dict may stand inside a file, the first one present wins.
+_WRAPPERS = ("state_dict_ema", "model_ema", "ema", "state_dict", "model")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read, or does not fit the model."""
+
+
+def _allow_list() -> list:
+    allowed = list(_ALLOWED)
+    for module, name in _ALLOWED_BY_NAME:
+        try:
+            allowed.append(getattr(importlib.import_module(module), name))
+        except (ImportError, AttributeError):
+            continue  # the package is not installed, so no file that needs it can be read here
+    return allowed
+
+
+def safe_load(path: str | Path) -> object:
+    """The contents of a .pth, .pt or .safetensors file, on the CPU.
+
+    A pickle may hold tensors and plain data only; one that asks for more is refused and never run.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"{path}: there is no such file")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return load_file(path)
+        with torch.serialization.safe_globals(_allow_list()):
+            return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).split("WeightsUnpickler error:")[-1].strip().splitlines()[0]
+        raise CheckpointError(
+            f"{path}: refused, since it is not only tensors and plain data and could run code when loaded ({reason})"
+        ) from None
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{path}: not a readable checkpoint, perhaps truncated ({reason})") from None
+
+
+def find_state_dict(contents: object, ema: bool = True) -> dict[str, Tensor]:
+    """The state dict inside a file's contents: itself, or under `state_dict`, `model`, or an EMA of it.
+
+    Args:
+        contents: what `safe_load` returned.
+        ema: prefer an exponential moving average where there is one.
+    """
+    if isinstance(contents, dict):
+        for key in _WRAPPERS:
+            inner = contents.get(key)
+            if isinstance(inner, dict) and inner and (ema or "ema" not in key):
+                return find_state_dict(inner, ema)
+        tensors = {key: value for key, value in contents.items() if isinstance(value, Tensor)}
+        if tensors and len(tensors) == len(contents):
+            return {key.removeprefix("module."): value for key, value in tensors.items()}
+    held = f"keys {', '.join(map(str, list(contents)[:5]))}" if isinstance(contents, dict) else type(contents).__name__
+    raise CheckpointError(f"no state dict found: expected one, or one under {', '.join(_WRAPPERS)}; the file holds {held}")
+
+
+def read_state_dict(path: str | Path, ema: bool = True) -> dict[str, Tensor]:
+    """The state dict of any checkpoint file, in our names."""
+    try:
+        return convert_released(find_state_dict(safe_load(path), ema))
+    except CheckpointError as error:
+        text = str(error)
+        raise CheckpointError(text if text.startswith(str(path)) else f"{path}: {text}") from None
+
+
+def _resize_tables(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Interpolate tables whose window differs from the model's; a missing local table starts at zero."""
+    resized = dict(state_dict)
+    for name, module in model.named_modules():
+        key, local_key = f"{name}.table", f"{name}.local_table"
+        if key not in state_dict or not hasattr(module, "window"):
+            continue
+        side = round(state_dict[key].shape[1] ** 0.5)
+        if side * side != state_dict[key].shape[1]:
+            raise CheckpointError(f"{key}: the checkpoint's window is not square, so its table cannot be interpolated")
+        old = ((side + 1) // 2,) * 2
+        if old != module.window:
+            resized[key] = resize_table(state_dict[key], old, module.window)
+        local = getattr(module, "local_table", None)
+        if local is not None and local_key not in state_dict:
+            resized[local_key] = torch.zeros_like(local)
+    return resized
+
+
+def load_weights(
+    model: nn.Module, weights: str | Path | dict[str, Tensor], resize_tables: bool = False, ema: bool = True
+) -> nn.Module:
+    """Load a checkpoint into a model, strictly; returns the model.
+
+    Args:
+        model: a WBMM model, training form or fused.
+        weights: a file (ours, released, .pth or .safetensors) or a state dict.
+        resize_tables: interpolate tables whose window differs from the model's. The result is a starting point for
+            fine-tuning, not the same function.
+        ema: prefer an exponential moving average where the file has one.
+    """
+    state_dict = convert_released(weights) if isinstance(weights, dict) else read_state_dict(weights, ema)
+    if resize_tables:
+        state_dict = _resize_tables(state_dict, model)
+    try:
+        model.load_state_dict(state_dict)
+    except RuntimeError as error:
+        where = "the state dict" if isinstance(weights, dict) else str(weights)
+        raise CheckpointError(f"{where} does not fit the model. {error}") from None
+    return model
+
+
+__all__ = [
+    "CheckpointError",
+    "explain_mismatch",
+    "find_state_dict",
+    "identify",
+    "load_weights",
+    "read_state_dict",
+    "safe_load",
+]

@@ -1,0 +1,59 @@
+"""The `wbmm` command: a table of subcommands, each a module with `add_arguments(parser)` and `run(args)`."""
+
+import argparse
+import importlib
+import os
+import sys
+
+COMMANDS = {
+    "list": ("wbmm.commands.list", "the family: parameters, FLOPs, the paper's figures, weights"),
+    "info": ("wbmm.commands.info", "one model, stage by stage"),
+    "doctor": ("wbmm.commands.doctor", "versions, usable backends and extras, and what to install for the rest"),
+    "bench": ("wbmm.bench.command", "speed of models, side by side in one run"),
+    "demo": ("wbmm.demo", "the main job end to end, on this machine"),
+}
+
+
+def _overview() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name.ljust(width)}  {summary}" for name, (_, summary) in COMMANDS.items()]
+    return "\n".join(["usage: wbmm COMMAND ...", "", *lines, "", "wbmm COMMAND --help shows its arguments and an example."])
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; a `ValueError` is the user's to mend and prints as one message."""
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_overview())
+        return 0 if argv else 2
+    if argv[0] in ("-V", "--version"):
+        from wbmm.version import __version__
+
+        print(f"wbmm {__version__}")
+        return 0
+    name, rest = argv[0], argv[1:]
+    if name not in COMMANDS:
+        print(f"wbmm: unknown command {name!r}; expected one of {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    module_name, summary = COMMANDS[name]
+    module = importlib.import_module(module_name)
+    parser = argparse.ArgumentParser(
+        prog=f"wbmm {name}",
+        description=summary[0].upper() + summary[1:] + ".",
+        epilog=f"example:\n  {module.EXAMPLE}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    module.add_arguments(parser)
+    args = parser.parse_args(rest)
+    try:
+        return module.run(args)
+    except (ValueError, FileExistsError, FileNotFoundError) as error:
+        print(f"wbmm {name}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `wbmm list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

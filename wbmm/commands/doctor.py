@@ -1,0 +1,115 @@
+"""`wbmm doctor`: what is installed, what is usable, and what to install for the rest."""
+
+import argparse
+import importlib
+import importlib.metadata
+import os
+import platform
+from dataclasses import dataclass
+
+from wbmm.text import render_table
+
+EXAMPLE = "wbmm doctor"
+
+
+@dataclass(frozen=True)
+class Package:
+    """What to look for: the distribution, its import name, and the extra that brings it."""
+
+    distribution: str
+    module: str
+    extra: str = "core"
+
+
+PACKAGES = (
+    Package("torch", "torch"),
+    Package("torchvision", "torchvision"),
+    Package("timm", "timm"),
+    Package("rich", "rich", "train"),
+    Package("tensorboard", "tensorboard", "train"),
+    Package("matplotlib", "matplotlib", "train"),
+    Package("scikit-learn", "sklearn", "train"),
+    Package("webdataset", "webdataset", "train"),
+    Package("datasets", "datasets", "train"),
+    Package("onnx", "onnx", "export"),
+    Package("onnxscript", "onnxscript", "export"),
+    Package("onnxruntime", "onnxruntime", "export"),
+    Package("openvino", "openvino", "export"),
+    Package("nncf", "nncf", "export"),
+    Package("wandb", "wandb", "wandb"),
+    Package("onedl-mmengine", "mmengine", "seg"),
+    Package("onedl-mmcv", "mmcv", "seg"),
+    Package("onedl-mmsegmentation", "mmseg", "seg"),
+    Package("onedl-mmdetection", "mmdet", "det"),
+)
+MMCV_HELP = (
+    "rebuild it with a C++ compiler at hand: pip install ninja 'setuptools<82' wheel, then "
+    "pip install --no-build-isolation --no-binary onedl-mmcv --force-reinstall --no-deps onedl-mmcv (docs/install.md)"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if anything is missing")
+
+
+def check_package(package: Package) -> tuple[bool, str, str]:
+    """(usable, version, what to do)."""
+    advice = f"pip install 'wbmm[{package.extra}]'" if package.extra != "core" else f"pip install {package.distribution}"
+    try:
+        version = importlib.metadata.version(package.distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False, "-", advice
+    try:
+        importlib.import_module(package.module)
+    except Exception as error:  # a broken install can fail with anything
+        return False, version, f"import fails: {(str(error).splitlines() or [type(error).__name__])[0]}"
+    return True, version, ""
+
+
+def check_backends() -> list[tuple[str, bool, str]]:
+    """(name, usable, detail) of what the operator and training can run on."""
+    import torch
+
+    cuda = torch.cuda.is_available()
+    found = [
+        ("cpu", True, f"{torch.get_num_threads()} threads of {os.cpu_count()} cores"),
+        ("cuda", cuda, torch.cuda.get_device_name() if cuda else "no CUDA device is visible to torch"),
+        ("mps", torch.backends.mps.is_available(), "" if torch.backends.mps.is_available() else "not an Apple GPU"),
+    ]
+    for name in ("gloo", "nccl"):
+        usable = torch.distributed.is_available() and getattr(torch.distributed, f"is_{name}_available")()
+        note = "" if name == "gloo" or cuda else "built in, but it needs CUDA devices"
+        found.append((name, usable and (name == "gloo" or cuda), note))
+    return found
+
+
+def check_mmcv_ops() -> tuple[bool, str]:
+    """Whether mmcv has its compiled operators, and what to do if not."""
+    try:
+        importlib.import_module("mmcv")
+    except Exception:
+        return False, "mmcv is not installed: pip install 'wbmm[seg]' or 'wbmm[det]' (docs/install.md)"
+    try:
+        importlib.import_module("mmcv.ops")
+    except Exception:
+        return False, f"mmcv was built without its operators; detection needs them: {MMCV_HELP}"
+    return True, "nms, roi_align and the others are there"
+
+
+def run(args: argparse.Namespace) -> int:
+    import warnings
+
+    from wbmm.version import __version__
+
+    warnings.simplefilter("ignore")  # of the packages that are tried here
+    print(f"wbmm {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}\n")
+    mark = {True: "ok", False: "--"}
+    checked = [(package, *check_package(package)) for package in PACKAGES]
+    rows = [[p.extra, p.distribution, version, mark[ok], advice] for p, ok, version, advice in checked]
+    ops, detail = check_mmcv_ops()
+    rows.append(["det", "mmcv operators", "", mark[ops], detail])
+    print(render_table(("extra", "package", "version", "", "to do"), rows))
+    print()
+    print(render_table(("backend", "", ""), [[name, mark[ok], note] for name, ok, note in check_backends()]))
+    missing = not ops or not all(ok for _, ok, _, _ in checked)
+    return int(missing and args.strict)

@@ -1,0 +1,63 @@
+"""`wbmm list`: the family."""
+
+import argparse
+import fnmatch
+
+from wbmm.text import render_table
+
+EXAMPLE = "wbmm list 'wbmm_t*'"
+HEADERS = (
+    "model",
+    "task",
+    "params M",
+    "paper",
+    "FLOPs G",
+    "paper",
+    "Top-1 (paper)",
+    "blocks",
+    "windows",
+    "weights",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("filter", nargs="?", default="*", help="names to show, with wildcards")
+    parser.add_argument("--markdown", action="store_true", help="print the table of models/README.md")
+
+
+def rows(name_filter: str = "*") -> list[list[str]]:
+    """A row a model: computed at 224x224 beside what the paper prints."""
+    from wbmm.models.profile import build_on_meta, count_macs, count_params
+    from wbmm.zoo import load_zoo
+
+    table = []
+    for model in load_zoo().values():
+        if not fnmatch.fnmatch(model.name, name_filter):
+            continue
+        net = build_on_meta(model.name)
+        paper = {key: model.paper.get(key, "-") for key in ("params", "flops", "top1")}
+        table.append(
+            [
+                model.name,
+                model.task,
+                f"{count_params(net) / 1e6:.2f}",
+                str(paper["params"]),
+                f"{count_macs(net, (224, 224))[''] / 1e9:.2f}",
+                str(paper["flops"]),
+                str(paper["top1"]),
+                " ".join(model.pattern),
+                " ".join(map(str, model.window)),
+                ", ".join(model.weights) or "-",
+            ]
+        )
+    return table
+
+
+def run(args: argparse.Namespace) -> int:
+    table = rows(args.filter)
+    if not table:
+        raise ValueError(f"no model matches {args.filter!r}; `wbmm list` shows them all")
+    print(render_table(HEADERS, table, markdown=args.markdown))
+    if not args.markdown:
+        print("\nparams and FLOPs (multiply-adds at 224x224) are computed, training form; `paper` is what the paper prints")
+    return 0

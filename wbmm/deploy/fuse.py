@@ -1,0 +1,45 @@
+"""A whole model in its inference form."""
+
+import copy
+
+import torch.nn as nn
+
+from wbmm.layers import Block, DenseWBMM2d, HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
+from wbmm.layers.fused import CompactMixer
+
+FUSIBLE = (Block, WBMM2d, HierarchicalWBMM2d, MultiKernelWBMM2d)
+FORMS = ("compact", "dense")
+
+
+def _replace(module: nn.Module, form: str) -> nn.Module:
+    """The inference form of a module, its children replaced in place."""
+    if isinstance(module, FUSIBLE):
+        module = module.fuse()
+    if form == "dense" and isinstance(module, CompactMixer):
+        return module.to_dense()
+    if form == "compact" and isinstance(module, DenseWBMM2d):
+        raise ValueError("the model is in dense form already, from which tables cannot be recovered: fuse the trained one")
+    for name, child in list(module.named_children()):
+        replacement = _replace(child, form)
+        if replacement is not child:
+            setattr(module, name, replacement)
+    return module
+
+
+def fuse(model: nn.Module, form: str = "compact") -> nn.Module:
+    """A copy of a model with every WBMM block in its inference form; the original is untouched.
+
+    Any module that contains our blocks will do: a classifier, a segmentor, a detector. Fusing a fused model again gives
+    the same model.
+
+    Args:
+        model: in eval mode.
+        form: `compact` keeps tables and builds the matrices at the first call; `dense` stores the matrices.
+    """
+    if form not in FORMS:
+        raise ValueError(f"form {form!r}: expected 'compact' or 'dense'")
+    if model.training:
+        raise ValueError(
+            "the model is in train mode: its batch statistics are still moving. Call model.eval() before wbmm.fuse(model)"
+        )
+    return _replace(copy.deepcopy(model), form).eval()

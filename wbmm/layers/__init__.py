@@ -1,0 +1,23 @@
+"""Layers of the family; what has an inference form offers `fuse()`, which returns it."""
+
+from .block import Block, FusedBlock
+from .ffn import FeedForward, FusedFeedForward, GlobalResponseNorm
+from .fused import DenseWBMM2d, FusedHierarchicalWBMM2d, FusedWBMM2d
+from .mixers import DepthwiseConv2d, HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
+from .se import SqueezeExcite
+
+__all__ = [
+    "Block",
+    "DenseWBMM2d",
+    "DepthwiseConv2d",
+    "FeedForward",
+    "FusedBlock",
+    "FusedFeedForward",
+    "FusedHierarchicalWBMM2d",
+    "FusedWBMM2d",
+    "GlobalResponseNorm",
+    "HierarchicalWBMM2d",
+    "MultiKernelWBMM2d",
+    "SqueezeExcite",
+    "WBMM2d",
+]

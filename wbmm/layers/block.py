@@ -1,0 +1,69 @@
+"""The block of the family, in its training and in its inference form."""
+
+import copy
+
+import torch
+import torch.nn as nn
+from timm.layers import DropPath
+from torch import Tensor
+
+from .ffn import FeedForward, FusedFeedForward
+from .se import SqueezeExcite
+
+
+class Block(nn.Module):
+    """mixer, BN, SE, feed-forward, layer scale, drop path, add.
+
+    Shape: `[B, C, H, W]` to the same; channels-last memory is the fast one.
+
+    Args:
+        mixer: the spatial mixer, with a `fuse(norm)`.
+        dim: channels.
+        ffn_ratio: width of the hidden layer over `dim`.
+        ls_init_value: initial layer scale; None for no layer scale.
+        drop_path: probability of skipping the block for a sample in training.
+    """
+
+    def __init__(
+        self,
+        mixer: nn.Module,
+        dim: int,
+        ffn_ratio: float = 4,
+        ls_init_value: float | None = 1e-6,
+        drop_path: float = 0.0,
+        device=None,
+        dtype=None,
+    ) -> None:
+        dd = {"device": device, "dtype": dtype}
+        super().__init__()
+        self.mixer = mixer
+        self.norm = nn.BatchNorm2d(dim, **dd)
+        self.se = SqueezeExcite(dim, **dd)
+        self.ffn = FeedForward(dim, ffn_ratio, **dd)
+        self.gamma = None if ls_init_value is None else nn.Parameter(torch.full((dim,), ls_init_value, **dd))
+        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.ffn(self.se(self.norm(self.mixer(x))))
+        if self.gamma is not None:
+            out = out * self.gamma[:, None, None]
+        return x + self.drop_path(out)
+
+    def fuse(self) -> "FusedBlock":
+        """The inference form: mixer and BN in one, GRN's beta, fc2, BN and layer scale in one."""
+        fused = FusedBlock(self.mixer.fuse(self.norm), copy.deepcopy(self.se), self.ffn.fuse(self.gamma))
+        return fused.train(self.training)
+
+
+class FusedBlock(nn.Module):
+    """mixer with bias, SE, feed-forward, add."""
+
+    def __init__(self, mixer: nn.Module, se: SqueezeExcite, ffn: FusedFeedForward) -> None:
+        super().__init__()
+        self.mixer = mixer
+        self.se = se
+        self.ffn = ffn
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.mixer(x)
+        return self.ffn(out, self.se.gate(out), x)

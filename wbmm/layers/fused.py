@@ -1,0 +1,97 @@
+"""Spatial mixers in their inference form, and the algebra that leads there.
+
+Compact modules hold tables and build the matrix once; `to_dense()` gives the same layer with the matrix itself stored.
+"""
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from wbmm.ops import expand_hierarchical, expand_table, relative_index, windowed_product
+from wbmm.ops.windows import is_channels_last
+
+from .window import WindowLayer
+
+
+def batch_norm_affine(norm: nn.BatchNorm2d | None, like: Tensor) -> tuple[Tensor, Tensor]:
+    """A batch norm in inference as (scale, shift), both `[C]`; (1, 0) without one. `like` gives C, dtype and device."""
+    if norm is None:
+        channels = like.shape[0]
+        return like.new_ones(channels), like.new_zeros(channels)
+    scale = norm.weight / torch.sqrt(norm.running_var + norm.eps)
+    return scale, norm.bias - norm.running_mean * scale
+
+
+class CompactMixer(WindowLayer):
+    """A fused mixer that holds tables and a bias `[C]`."""
+
+    def __init__(self, bias: Tensor, window: tuple[int, int], padding_mode: str) -> None:
+        super().__init__(bias.numel(), window, padding_mode, bias.device)
+        self.bias = nn.Parameter(bias.detach().clone())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x, bias=self.bias)
+
+    @torch.no_grad()
+    def to_dense(self) -> "DenseWBMM2d":
+        return DenseWBMM2d(self.build_matrix(), self.bias, self.window, self.padding_mode)
+
+
+class FusedWBMM2d(CompactMixer):
+    """One table `[C, (2wh-1)(2ww-1)]` and a bias: WBMM with everything around it folded in."""
+
+    def __init__(self, table: Tensor, bias: Tensor, window: tuple[int, int], padding_mode: str = "zeros") -> None:
+        super().__init__(bias, window, padding_mode)
+        self.table = nn.Parameter(table.detach().clone())
+
+    def tables(self) -> tuple[Tensor, ...]:
+        return (self.table,)
+
+    def build_matrix(self) -> Tensor:
+        return expand_table(self.table, self.window, self.index)
+
+
+class FusedHierarchicalWBMM2d(CompactMixer):
+    """The tables of the global and the local window, and a bias."""
+
+    def __init__(
+        self, table: Tensor, local_table: Tensor, bias: Tensor, window: tuple[int, int], padding_mode: str = "zeros"
+    ) -> None:
+        super().__init__(bias, window, padding_mode)
+        local_window = (window[0] // 2, window[1] // 2)
+        self.register_buffer("local_index", relative_index(local_window, bias.device), persistent=False)
+        self.table = nn.Parameter(table.detach().clone())
+        self.local_table = nn.Parameter(local_table.detach().clone())
+
+    def tables(self) -> tuple[Tensor, ...]:
+        return self.table, self.local_table
+
+    def build_matrix(self) -> Tensor:
+        return expand_hierarchical(self.table, self.local_table, self.window, self.index, self.local_index)
+
+
+class DenseWBMM2d(nn.Module):
+    """The matrix `[C, d, d]` itself and a bias: no indexing at all, but many times the size of the tables."""
+
+    def __init__(self, matrix: Tensor, bias: Tensor, window: tuple[int, int], padding_mode: str = "zeros") -> None:
+        super().__init__()
+        self.window = window
+        self.padding_mode = padding_mode
+        self.weight = nn.Parameter(matrix.detach().clone())
+        self.bias = nn.Parameter(bias.detach().clone())
+
+    def matrix(self) -> Tensor:
+        return self.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return windowed_product(
+            x,
+            self.weight,
+            self.window,
+            bias=self.bias,
+            padding_mode=self.padding_mode,
+            channels_last=is_channels_last(x),
+        )
+
+    def extra_repr(self) -> str:
+        return f"{self.bias.numel()}, window={self.window[0]}x{self.window[1]}, padding_mode={self.padding_mode}"

@@ -1,0 +1,239 @@
+"""Spatial mixers in their training form: WBMM at one scale, at two scales, and with depthwise kernels beside it.
+
+Each is window-local at every input size and offers `fuse()`, which returns its inference form (`fused.py`).
+"""
+
+import torch
+import torch.nn as nn
+from timm.layers import trunc_normal_
+from torch import Tensor
+
+from wbmm.ops import (
+    expand_hierarchical,
+    expand_table,
+    identity_table,
+    kernel_to_table,
+    merge_windows,
+    num_offsets,
+    pad_to_windows,
+    partition_windows,
+    relative_index,
+    to_window,
+)
+from wbmm.ops.windows import is_channels_last
+
+from .fused import FusedHierarchicalWBMM2d, FusedWBMM2d, batch_norm_affine
+from .window import WindowLayer
+
+
+class WBMM2d(WindowLayer):
+    """Windowed batch matrix multiplication: per channel, one linear map inside each window, tied over offsets.
+
+    Shape: `[B, C, H, W]` to the same, any H and W, in the input's memory format.
+
+    Args:
+        dim: channels.
+        window_size: an int or (wh, ww).
+        shortcut: add the input to the product.
+        padding_mode: how a map is padded to whole windows: `zeros`, `reflect` or `replicate`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        window_size: int | tuple[int, int] = 7,
+        shortcut: bool = True,
+        padding_mode: str = "zeros",
+        device=None,
+        dtype=None,
+    ) -> None:
+        window = to_window(window_size)
+        super().__init__(dim, window, padding_mode, device)
+        self.shortcut = shortcut
+        self.table = nn.Parameter(torch.empty(dim, num_offsets(window), device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        trunc_normal_(self.table, std=0.02)
+
+    def tables(self) -> tuple[Tensor, ...]:
+        return (self.table,)
+
+    def build_matrix(self) -> Tensor:
+        return expand_table(self.table, self.window, self.index)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x, shortcuts=int(self.shortcut))
+
+    @torch.no_grad()
+    def folded_table(self) -> Tensor:
+        """The table with the shortcut in it."""
+        if not self.shortcut:
+            return self.table.clone()
+        return self.table + identity_table(self.dim, self.window, device=self.table.device, dtype=self.table.dtype)
+
+    @torch.no_grad()
+    def fuse(self, norm: nn.BatchNorm2d | None = None) -> FusedWBMM2d:
+        """The inference form, with the batch norm that follows folded in, if given."""
+        scale, bias = batch_norm_affine(norm, self.table)
+        return FusedWBMM2d(self.folded_table() * scale[:, None], bias, self.window, self.padding_mode)
+
+
+class HierarchicalWBMM2d(WindowLayer):
+    """WBMM over a global window plus WBMM over the four local windows inside it, each with its own shortcut.
+
+    Both tables expand to one matrix, so that training, too, costs one product.
+
+    Shape: `[B, C, H, W]` to the same, any H and W, in the input's memory format.
+
+    Args:
+        dim: channels.
+        window_size: the local window; the global one is twice as large in each direction.
+        shortcut: add the input to the product at each scale.
+        padding_mode: how a map is padded to whole global windows.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        window_size: int | tuple[int, int] = 7,
+        shortcut: bool = True,
+        padding_mode: str = "zeros",
+        device=None,
+        dtype=None,
+    ) -> None:
+        local = to_window(window_size)
+        window = (2 * local[0], 2 * local[1])
+        super().__init__(dim, window, padding_mode, device)
+        self.local_window = local
+        self.shortcut = shortcut
+        self.register_buffer("local_index", relative_index(local, device), persistent=False)
+        self.table = nn.Parameter(torch.empty(dim, num_offsets(window), device=device, dtype=dtype))
+        self.local_table = nn.Parameter(torch.empty(dim, num_offsets(local), device=device, dtype=dtype))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        trunc_normal_(self.table, std=0.02)
+        trunc_normal_(self.local_table, std=0.02)
+
+    def tables(self) -> tuple[Tensor, ...]:
+        return self.table, self.local_table
+
+    def build_matrix(self) -> Tensor:
+        return expand_hierarchical(self.table, self.local_table, self.window, self.index, self.local_index)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x, shortcuts=2 * int(self.shortcut))
+
+    @torch.no_grad()
+    def fuse(self, norm: nn.BatchNorm2d | None = None) -> FusedHierarchicalWBMM2d:
+        """The inference form, with the batch norm that follows folded in, if given."""
+        scale, bias = batch_norm_affine(norm, self.table)
+        table = self.table
+        if self.shortcut:  # both identities are the same table entry of the global window
+            table = table + 2 * identity_table(self.dim, self.window, device=table.device, dtype=table.dtype)
+        return FusedHierarchicalWBMM2d(
+            table * scale[:, None], self.local_table * scale[:, None], bias, self.window, self.padding_mode
+        )
+
+
+class MultiKernelWBMM2d(WindowLayer):
+    """`BN(WBMM(x) + x) + BN(DW5(x)) + BN(DW3(x))`, the last stage of P and N.
+
+    The depthwise kernels act inside the window, with zero padding at its edge: they are tables, and one partition and
+    one product against the stacked matrices serve all branches.
+
+    Shape: `[B, C, H, W]` to the same, any H and W, in the input's memory format.
+
+    Args:
+        dim: channels.
+        window_size: an int or (wh, ww).
+        kernel_sizes: the depthwise kernels beside the table.
+        padding_mode: how a map is padded to whole windows.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        window_size: int | tuple[int, int] = 7,
+        kernel_sizes: tuple[int, ...] = (5, 3),
+        padding_mode: str = "zeros",
+        device=None,
+        dtype=None,
+    ) -> None:
+        dd = {"device": device, "dtype": dtype}
+        window = to_window(window_size)
+        super().__init__(dim, window, padding_mode, device)
+        self.kernel_sizes = tuple(kernel_sizes)
+        self.table = nn.Parameter(torch.empty(dim, num_offsets(window), **dd))
+        self.norm = nn.BatchNorm2d(dim, **dd)
+        self.kernels = nn.ParameterDict({str(k): torch.empty(dim, 1, k, k, **dd) for k in kernel_sizes})
+        self.norms = nn.ModuleDict({str(k): nn.BatchNorm2d(dim, **dd) for k in kernel_sizes})
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for weight in self.tables():
+            trunc_normal_(weight, std=0.02)
+
+    def tables(self) -> tuple[Tensor, ...]:
+        return self.table, *(self.kernels[str(k)] for k in self.kernel_sizes)
+
+    def branch_norms(self) -> tuple[nn.BatchNorm2d, ...]:
+        return self.norm, *(self.norms[str(k)] for k in self.kernel_sizes)
+
+    def branch_tables(self) -> list[Tensor]:
+        """Each branch as a table, without the first one's shortcut."""
+        table, *kernels = self.tables()
+        return [table, *(kernel_to_table(kernel, self.window) for kernel in kernels)]
+
+    def build_matrix(self) -> Tensor:
+        """`[C, d, branches*d]`."""
+        return torch.cat([expand_table(table, self.window, self.index) for table in self.branch_tables()], dim=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, _, height, width = x.shape
+        windows = partition_windows(pad_to_windows(x, self.window, self.padding_mode), self.window)
+        first, *rest = torch.bmm(windows, self.matrix()).chunk(1 + len(self.kernel_sizes), dim=2)
+        out = 0.0
+        for part, norm in zip([first + windows, *rest], self.branch_norms(), strict=True):
+            out = out + norm(merge_windows(part, (batch, height, width), self.window, is_channels_last(x)))
+        return out
+
+    @torch.no_grad()
+    def fuse(self, norm: nn.BatchNorm2d | None = None) -> FusedWBMM2d:
+        """The inference form, with the batch norm that follows folded in, if given."""
+        table, bias = torch.zeros_like(self.table), torch.zeros_like(self.table[:, 0])
+        identity = identity_table(self.dim, self.window, device=table.device, dtype=table.dtype)
+        first, *rest = self.branch_tables()
+        for branch, branch_norm in zip([first + identity, *rest], self.branch_norms(), strict=True):
+            scale, shift = batch_norm_affine(branch_norm, branch)
+            table += branch * scale[:, None]
+            bias += shift
+        scale, shift = batch_norm_affine(norm, table)
+        return FusedWBMM2d(table * scale[:, None], bias * scale + shift, self.window, self.padding_mode)
+
+
+class DepthwiseConv2d(nn.Conv2d):
+    """The 3x3 depthwise convolution of a D block, which carries information across windows."""
+
+    def __init__(self, dim: int, kernel_size: int = 3, device=None, dtype=None) -> None:
+        super().__init__(
+            dim, dim, kernel_size, padding=kernel_size // 2, groups=dim, bias=False, device=device, dtype=dtype
+        )
+
+    @torch.no_grad()
+    def fuse(self, norm: nn.BatchNorm2d | None = None) -> nn.Conv2d:
+        """A convolution with bias, with the batch norm that follows folded in, if given."""
+        scale, bias = batch_norm_affine(norm, self.weight)
+        conv = nn.Conv2d(
+            self.in_channels,
+            self.out_channels,
+            self.kernel_size,
+            padding=self.padding,
+            groups=self.groups,
+            device=self.weight.device,
+            dtype=self.weight.dtype,
+        )
+        conv.weight.copy_(self.weight * scale[:, None, None, None])
+        conv.bias.copy_(bias)
+        return conv

@@ -1,0 +1,133 @@
+"""What a state dict looks like: which variant, which windows, which form. For errors that tell people what to do."""
+
+import math
+import re
+from dataclasses import dataclass
+
+import torch.nn as nn
+from torch import Tensor
+
+from wbmm.zoo import load_zoo
+
+from .pattern import StageWindow, parse_pattern, parse_windows
+
+FORMS = ("training", "compact", "dense")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What the keys and shapes of a state dict say.
+
+    Attributes:
+        form: `training`, or fused: `compact` (tables) or `dense` (matrices).
+        dims: channels of each stage.
+        patterns: blocks of each stage.
+        windows: the windows seen in each stage, None in a stage without WBMM blocks.
+        num_classes: rows of the classifier, or None.
+    """
+
+    form: str
+    dims: tuple[int, ...]
+    patterns: tuple[str, ...]
+    windows: tuple[StageWindow | None, ...]
+    num_classes: int | None
+
+    def names(self) -> list[str]:
+        """The models of the zoo with this architecture (M and W blocks are the same once fused)."""
+
+        def plain(patterns: tuple[str, ...]) -> tuple[str, ...]:
+            return patterns if self.form == "training" else tuple(stage.replace("M", "W") for stage in patterns)
+
+        return [
+            name
+            for name, model in load_zoo().items()
+            if model.dims == self.dims
+            and plain(parse_pattern(model.pattern)) == plain(self.patterns)
+            and all(
+                seen is None or seen == expected
+                for seen, expected in zip(self.windows, parse_windows(model.window), strict=True)
+            )
+        ]
+
+    def __str__(self) -> str:
+        names = self.names()
+        what = " or ".join(names) if names else "a model outside the zoo"
+        form = "training form" if self.form == "training" else f"fused, {self.form} form"
+        blocks = " ".join(self.patterns)
+        windows = " ".join(str(window or "-") for window in self.windows)
+        classes = "no classifier" if self.num_classes is None else f"{self.num_classes} classes"
+        return f"{what} ({form}, channels {self.dims}, blocks {blocks}, windows {windows}, {classes})"
+
+
+def _square(positions: int) -> tuple[int, int]:
+    side = math.isqrt(positions)
+    return (side, side) if side * side == positions else (1, positions)
+
+
+def _window(block: dict[str, Tensor]) -> StageWindow | None:
+    if "table" in block:
+        side = (_square(block["table"].shape[1])[0] + 1) // 2
+        return StageWindow((side, side), hierarchical="local_table" in block)
+    if "weight" in block and block["weight"].ndim == 3:
+        return StageWindow(_square(block["weight"].shape[1]))
+    return None
+
+
+def identify(state_dict: dict[str, Tensor]) -> Signature | None:
+    """The signature of a state dict in our names (windows are taken to be square), or None if it is of no WBMM."""
+    blocks: dict[tuple[int, int], dict[str, Tensor]] = {}
+    dims: dict[int, int] = {}
+    for key, value in state_dict.items():
+        match = re.fullmatch(r"stages\.(\d+)\.blocks\.(\d+)\.(\w+)\.(.+)", key)
+        if match is None:
+            continue
+        stage, index = int(match[1]), int(match[2])
+        if match[3] == "mixer":
+            blocks.setdefault((stage, index), {})[match[4]] = value
+        elif match[3] == "ffn" and match[4] == "fc1.weight":
+            dims[stage] = value.shape[1]
+    if not blocks or not dims or set(dims) != set(range(len(dims))):
+        return None
+    mixers = list(blocks.values())
+    dense = any("weight" in block and block["weight"].ndim == 3 for block in mixers)
+    fused = any("bias" in block for block in mixers)
+    patterns, windows = [], []
+    for stage in sorted(dims):
+        stage_blocks = [block for (s, _), block in sorted(blocks.items()) if s == stage]
+        seen = [_window(block) for block in stage_blocks]
+        patterns.append(
+            "".join(
+                "D" if w is None else "M" if any(k.startswith("kernels") for k in b) else "W"
+                for w, b in zip(seen, stage_blocks, strict=True)
+            )
+        )
+        windows.append(next((w for w in seen if w is not None), None))
+    head = state_dict.get("head.fc.weight")
+    return Signature(
+        form="dense" if dense else "compact" if fused else "training",
+        dims=tuple(dims[stage] for stage in sorted(dims)),
+        patterns=tuple(patterns),
+        windows=tuple(windows),
+        num_classes=None if head is None else head.shape[0],
+    )
+
+
+def explain_mismatch(model: nn.Module, state_dict: dict[str, Tensor]) -> str:
+    """One paragraph on why a state dict does not fit: what it looks like, what the model is, what to do."""
+    seen, wanted = identify(state_dict), identify(model.state_dict())
+    if seen is None or wanted is None:
+        some = ", ".join(sorted(state_dict)[:3]) or "nothing"
+        return f"The checkpoint is of no WBMM model: its keys are {some}, ..."
+    lines = [f"The checkpoint looks like {seen}.", f"The model is {wanted}."]
+    if seen.form != wanted.form:
+        if wanted.form == "training":
+            lines.append("A fused checkpoint cannot go back to the training form; fuse the model first: wbmm.fuse(model).")
+        elif seen.form == "training":
+            lines.append("Load it into the model before wbmm.fuse(model).")
+    elif seen.windows != wanted.windows and seen.dims == wanted.dims:
+        lines.append("To interpolate tables to other windows: wbmm.load_weights(model, file, resize_tables=True).")
+    elif seen.names():
+        lines.append(f"Create that model instead: timm.create_model({seen.names()[0]!r}).")
+    if seen.num_classes != wanted.num_classes and seen.num_classes is not None:
+        lines.append(f"It has {seen.num_classes} classes: pass num_classes={seen.num_classes}.")
+    return "\n".join(lines)

@@ -1,0 +1,351 @@
+"""WBMM: windowed batch matrix multiplication for large receptive fields.
+
+Paper: `WBMM: Windowed Batch Matrix Multiplication for Efficient Large Receptive Field Convolution` (ICML 2026).
+
+A four-stage convolutional net whose spatial operator is, in W blocks, a batched matrix product inside windows and, in
+D blocks, a 3x3 depthwise convolution that carries information across them. Tensors are logically NCHW and physically
+channels-last throughout.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers import LayerNorm2d, NormMlpClassifierHead, calculate_drop_path_rates, get_device_dtype, trunc_normal_
+from timm.models import build_model_with_cfg, checkpoint_seq, generate_default_cfgs, register_model
+from timm.models._features import feature_take_indices
+from torch import Tensor
+
+from wbmm.layers import Block, DepthwiseConv2d, HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
+from wbmm.zoo import ZooModel, load_zoo
+
+from .identify import explain_mismatch
+from .pattern import StageWindow, parse_pattern, parse_windows
+from .released import convert_released
+
+__all__ = ["WBMM"]  # the registry adds each entry point
+
+
+class Stem(nn.Module):
+    """Two strided convolutions to a quarter of the resolution; the map is channels-last from here on."""
+
+    def __init__(self, in_chans: int, dim: int, device=None, dtype=None) -> None:
+        dd = {"device": device, "dtype": dtype}
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_chans, dim // 2, 3, stride=2, padding=1, **dd)
+        self.norm1 = LayerNorm2d(dim // 2, eps=1e-6, **dd)
+        self.conv2 = nn.Conv2d(dim // 2, dim, 3, stride=2, padding=1, **dd)
+        self.norm2 = LayerNorm2d(dim, eps=1e-6, **dd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv1(x.contiguous(memory_format=torch.channels_last))
+        return self.norm2(self.conv2(F.gelu(self.norm1(x))))
+
+
+class Downsample(nn.Module):
+    """A strided convolution to half the resolution."""
+
+    def __init__(self, in_chs: int, out_chs: int, device=None, dtype=None) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(in_chs, out_chs, 3, stride=2, padding=1, device=device, dtype=dtype)
+        self.norm = LayerNorm2d(out_chs, eps=1e-6, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(self.conv(x))
+
+
+def create_mixer(letter: str, dim: int, window: StageWindow, padding_mode: str, device=None, dtype=None) -> nn.Module:
+    """The spatial mixer of one block of a pattern."""
+    dd = {"device": device, "dtype": dtype}
+    if letter == "D":
+        return DepthwiseConv2d(dim, **dd)
+    if letter == "M":
+        if window.hierarchical:
+            raise ValueError(f"an M block has no hierarchical form; its window is {window}: use W blocks there")
+        return MultiKernelWBMM2d(dim, window.size, padding_mode=padding_mode, **dd)
+    if window.hierarchical:
+        local = (window.size[0] // 2, window.size[1] // 2)
+        return HierarchicalWBMM2d(dim, local, padding_mode=padding_mode, **dd)
+    return WBMM2d(dim, window.size, padding_mode=padding_mode, **dd)
+
+
+class Stage(nn.Module):
+    """A downsampling layer (none in the first stage) and the blocks of one resolution."""
+
+    def __init__(
+        self,
+        in_chs: int,
+        dim: int,
+        pattern: str,
+        window: StageWindow,
+        padding_mode: str,
+        ls_init_value: float | None,
+        drop_path: Sequence[float],
+        downsample: bool,
+        device=None,
+        dtype=None,
+    ) -> None:
+        dd = {"device": device, "dtype": dtype}
+        super().__init__()
+        self.grad_checkpointing = False
+        self.downsample = Downsample(in_chs, dim, **dd) if downsample else nn.Identity()
+        self.blocks = nn.Sequential(
+            *(
+                Block(
+                    create_mixer(letter, dim, window, padding_mode, **dd),
+                    dim,
+                    ls_init_value=ls_init_value,
+                    drop_path=rate,
+                    **dd,
+                )
+                for letter, rate in zip(pattern, drop_path, strict=True)
+            )
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.downsample(x)
+        if self.grad_checkpointing and self.training:
+            return checkpoint_seq(self.blocks, x)
+        return self.blocks(x)
+
+
+class WBMM(nn.Module):
+    """The WBMM family.
+
+    Args:
+        in_chans: input channels.
+        num_classes: classes; 0 for no classifier.
+        global_pool: pooling before the head.
+        depths: blocks of each stage; checked against `pattern`, and taken from it when not given.
+        dims: channels of each stage.
+        pattern: blocks of each stage, a letter a block: `("DDD", "WDW", "(WD)x9", "WWW")`. W is WBMM, D a 3x3 depthwise
+            convolution, M is WBMM with depthwise kernels beside it in training.
+        window_size: one window, or one a stage: 7, (7, 14), or "14+7" for a hierarchical one.
+        padding_mode: how maps are padded to whole windows: `zeros`, `reflect`, `replicate`.
+        ls_init_value: initial layer scale; None for none.
+        drop_rate: dropout before the classifier.
+        drop_path_rate: stochastic depth of the last block; it grows linearly with depth.
+    """
+
+    def __init__(
+        self,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        depths: Sequence[int] | None = None,
+        dims: Sequence[int] = (80, 160, 320, 640),
+        pattern: Sequence[str | Sequence[str]] = ("DDD", "WDW", "(WD)x9", "WWW"),
+        window_size: int | str | Sequence = 7,
+        padding_mode: str = "zeros",
+        ls_init_value: float | None = 1e-6,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        device=None,
+        dtype=None,
+    ) -> None:
+        dd = {"device": device, "dtype": dtype}
+        super().__init__()
+        patterns = parse_pattern(pattern, depths)
+        windows = parse_windows(window_size)
+        if len(dims) != len(patterns) or any(dim % 8 for dim in dims):
+            raise ValueError(f"dims {tuple(dims)!r}: expected {len(patterns)} multiples of 8, such as (40, 80, 160, 320)")
+        self.in_chans = in_chans
+        self.num_classes = num_classes
+        self.drop_rate = drop_rate
+        self.patterns = patterns
+        self.windows = windows
+
+        self.stem = Stem(in_chans, dims[0], **dd)
+        rates = calculate_drop_path_rates(drop_path_rate, [len(stage) for stage in patterns], stagewise=True)
+        self.stages = nn.Sequential(
+            *(
+                Stage(
+                    dims[max(i - 1, 0)],
+                    dim,
+                    patterns[i],
+                    windows[i],
+                    padding_mode,
+                    ls_init_value,
+                    rates[i],
+                    downsample=i > 0,
+                    **dd,
+                )
+                for i, dim in enumerate(dims)
+            )
+        )
+        self.feature_info = [
+            {"num_chs": dim, "reduction": 4 * 2**i, "module": f"stages.{i}"} for i, dim in enumerate(dims)
+        ]
+        self.num_features = self.head_hidden_size = dims[-1]
+        self.head = NormMlpClassifierHead(
+            dims[-1],
+            num_classes,
+            pool_type=global_pool,
+            drop_rate=drop_rate,
+            norm_layer=partial(LayerNorm2d, eps=1e-6),
+            **dd,
+        )
+        self.apply(_init_weights)
+        self.register_load_state_dict_pre_hook(_load_released)
+
+    @torch.jit.ignore
+    def group_matcher(self, coarse: bool = False) -> dict:
+        return {
+            "stem": r"^stem",
+            "blocks": r"^stages\.(\d+)"
+            if coarse
+            else [(r"^stages\.(\d+)\.downsample", (0,)), (r"^stages\.(\d+)\.blocks\.(\d+)", None)],
+        }
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Nothing beyond the usual rule (1-d parameters and biases): tables and GRN are decayed, as released."""
+        return set()
+
+    @torch.jit.ignore
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        for stage in self.stages:
+            stage.grad_checkpointing = enable
+
+    @torch.jit.ignore
+    def get_classifier(self) -> nn.Module:
+        return self.head.fc
+
+    def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
+        self.num_classes = num_classes
+        self.head.reset(num_classes, global_pool, **get_device_dtype(self))
+        if isinstance(self.head.fc, nn.Linear):
+            _init_weights(self.head.fc)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
+        """The maps of several stages beside the last one.
+
+        Args:
+            x: images.
+            indices: the last n stages, all with None, or those of a sequence.
+            norm: accepted for timm's contract; the family has no norm on its maps.
+            stop_early: do not compute stages after the last one asked for.
+            output_fmt: only `NCHW`.
+            intermediates_only: leave out the final map.
+        """
+        if output_fmt != "NCHW":
+            raise ValueError(f"output_fmt {output_fmt!r}: only 'NCHW' is available")
+        take, last = feature_take_indices(len(self.stages), indices)
+        maps = []
+        x = self.stem(x)
+        for i, stage in enumerate(self.stages[: last + 1] if stop_early else self.stages):
+            x = stage(x)
+            if i in take:
+                maps.append(x)
+        return maps if intermediates_only else (x, maps)
+
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """Drop the stages after the last one asked for, and the head."""
+        take, last = feature_take_indices(len(self.stages), indices)
+        self.stages = self.stages[: last + 1]
+        if prune_head:
+            self.reset_classifier(0, "")
+        return take
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        return self.stages(self.stem(x))
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        return self.head(x, pre_logits=pre_logits) if pre_logits else self.head(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.forward_head(self.forward_features(x))
+
+    def load_state_dict(self, state_dict: dict[str, Tensor], strict: bool = True, assign: bool = False):
+        """As PyTorch's; released names are accepted, and an error says what the checkpoint looks like."""
+        try:
+            return super().load_state_dict(state_dict, strict=strict, assign=assign)
+        except RuntimeError as error:
+            raise RuntimeError(f"{error}\n{explain_mismatch(self, convert_released(state_dict))}") from None
+
+
+def _init_weights(module: nn.Module) -> None:
+    if isinstance(module, (nn.Conv2d, nn.Linear)):
+        trunc_normal_(module.weight, std=0.02)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+def _load_released(module: nn.Module, state_dict: dict[str, Tensor], prefix: str, *args) -> None:
+    """Pre-hook of `load_state_dict`: released names become ours, in place, inside any container."""
+    converted = convert_released(state_dict, prefix)
+    if converted is not state_dict:
+        state_dict.clear()
+        state_dict.update(converted)
+
+
+def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """timm's hook on a pretrained state dict: released names become ours."""
+    return convert_released(state_dict)
+
+
+def _create_wbmm(variant: str, pretrained: bool = False, **kwargs) -> WBMM:
+    return build_model_with_cfg(
+        WBMM,
+        variant,
+        pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg={"out_indices": (0, 1, 2, 3), "flatten_sequential": True},
+        **kwargs,
+    )
+
+
+def _cfg(**kwargs) -> dict:
+    return {
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "pool_size": (7, 7),
+        "crop_pct": 0.875,
+        "interpolation": "bicubic",
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+        "first_conv": "stem.conv1",
+        "classifier": "head.fc",
+        "license": "apache-2.0",
+        **kwargs,
+    }
+
+
+def _zoo_cfgs(model: ZooModel) -> dict[str, dict]:
+    cfgs = {
+        f"{model.name}.{tag}": _cfg(hf_hub_id=source["hub"], hf_hub_filename=source["file"])
+        for tag, source in model.weights.items()
+    }
+    return cfgs or {f"{model.name}.untrained": _cfg()}
+
+
+def _register(model: ZooModel) -> None:
+    """Give timm an entry point for a model of the zoo."""
+    arch = {"dims": model.dims, "pattern": model.pattern, "window_size": model.window}
+    arch["depths"] = tuple(len(stage) for stage in parse_pattern(model.pattern))
+
+    def entry_point(pretrained: bool = False, **kwargs) -> WBMM:
+        return _create_wbmm(model.name, pretrained=pretrained, **{**arch, **kwargs})
+
+    entry_point.__name__ = entry_point.__qualname__ = model.name
+    entry_point.__doc__ = f"{model.name}: {model.task}, channels {model.dims}, blocks {model.pattern}."
+    globals()[model.name] = register_model(entry_point)
+
+
+default_cfgs = generate_default_cfgs({tag: cfg for model in load_zoo().values() for tag, cfg in _zoo_cfgs(model).items()})
+
+for _model in load_zoo().values():
+    _register(_model)

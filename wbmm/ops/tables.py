@@ -1,0 +1,129 @@
+"""Tables over the offsets inside a window, and their expansion to matrices.
+
+A table `[C, (2wh-1)(2ww-1)]` holds one weight per channel and offset (dh, dw) = input position - output position. Its
+matrix `[C, d, d]`, d = wh*ww, has rows for input positions and columns for output positions: `Y = X @ M`.
+"""
+
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Window = tuple[int, int]
+
+
+def num_offsets(window: Window) -> int:
+    """Offsets between two positions of a window: the length of its table."""
+    return (2 * window[0] - 1) * (2 * window[1] - 1)
+
+
+def zero_offset(window: Window) -> int:
+    """Where the offset (0, 0) stands in a table."""
+    return num_offsets(window) // 2
+
+
+@lru_cache(maxsize=64)
+def _index_on_cpu(window: Window) -> Tensor:
+    wh, ww = window
+    h = torch.arange(wh).repeat_interleave(ww)
+    w = torch.arange(ww).repeat(wh)
+    dh = h[:, None] - h[None, :] + wh - 1
+    dw = w[:, None] - w[None, :] + ww - 1
+    return dh * (2 * ww - 1) + dw
+
+
+def relative_index(window: Window, device: torch.device | str | None = None) -> Tensor:
+    """Table position of every (input, output) pair of a window.
+
+    Returns:
+        `I[d, d]` int64, `I[i, j] = (h_i - h_j + wh - 1)(2ww - 1) + (w_i - w_j + ww - 1)`.
+    """
+    return _index_on_cpu(tuple(window)).to(device)
+
+
+def expand_table(table: Tensor, window: Window, index: Tensor | None = None) -> Tensor:
+    """Expand a table to its matrix.
+
+    Args:
+        table: `[C, (2wh-1)(2ww-1)]`.
+        window: (wh, ww).
+        index: `relative_index(window)` on the table's device, where the caller already has it.
+
+    Returns:
+        `M[C, d, d]` with `M[c, i, j] = table[c, I[i, j]]`.
+    """
+    d = window[0] * window[1]
+    index = relative_index(window, table.device) if index is None else index
+    return table.index_select(1, index.reshape(-1)).view(-1, d, d)
+
+
+def expand_hierarchical(
+    table: Tensor, local_table: Tensor, window: Window, index: Tensor | None = None, local_index: Tensor | None = None
+) -> Tensor:
+    """Expand a global table and the table of its four local windows to one matrix.
+
+    Args:
+        table: `[C, (2wh-1)(2ww-1)]` over the global window.
+        local_table: `[C, (wh-1)(ww-1)]` over the local window (wh/2, ww/2).
+        window: the global window (wh, ww), both even.
+        index: `relative_index(window)`, where the caller already has it.
+        local_index: the same for the local window.
+
+    Returns:
+        `M[C, d, d]`, d = wh*ww: the global matrix with the local one added on its four diagonal blocks.
+    """
+    lh, lw = window[0] // 2, window[1] // 2
+    local = expand_table(local_table, (lh, lw), local_index)
+    # The local matrix as one 2x2 grid of sub-windows on either side; `same` keeps the pairs inside one sub-window.
+    same = torch.eye(2, dtype=local.dtype, device=local.device)
+    blocks = (
+        local.view(-1, 1, lh, 1, lw, 1, lh, 1, lw)
+        * same.view(1, 2, 1, 1, 1, 2, 1, 1, 1)
+        * same.view(1, 1, 1, 2, 1, 1, 1, 2, 1)
+    )
+    return expand_table(table, window, index) + blocks.reshape(-1, 4 * lh * lw, 4 * lh * lw)
+
+
+def identity_table(channels: int, window: Window, **factory) -> Tensor:
+    """The identity shortcut as a table: 1 at the zero offset. Returns `[C, (2wh-1)(2ww-1)]`."""
+    table = torch.zeros(channels, num_offsets(window), **factory)
+    table[:, zero_offset(window)] = 1
+    return table
+
+
+def kernel_to_table(kernel: Tensor, window: Window) -> Tensor:
+    """A depthwise kernel, zero-padded at the window's edge, as a table.
+
+    Taps at offsets that no two positions of the window have are inert and dropped.
+
+    Args:
+        kernel: `[C, 1, kh, kw]`, both odd. No flip: PyTorch's convolution is a cross-correlation.
+        window: (wh, ww).
+
+    Returns:
+        `[C, (2wh-1)(2ww-1)]`.
+    """
+    kh, kw = kernel.shape[-2:]
+    if kh % 2 == 0 or kw % 2 == 0:
+        raise ValueError(f"a {kh}x{kw} kernel has no centre: both sides must be odd to be a table over offsets")
+    ph, pw = window[0] - 1 - kh // 2, window[1] - 1 - kw // 2
+    return F.pad(kernel.squeeze(1), (pw, pw, ph, ph)).flatten(1)  # a negative amount crops
+
+
+def resize_table(table: Tensor, old: Window, new: Window) -> Tensor:
+    """Interpolate a table to another window, keeping its centre at the zero offset and the sum of its weights.
+
+    The sum is what a constant map sees; it would otherwise grow with the number of offsets.
+
+    Args:
+        table: `[C, (2wh-1)(2ww-1)]` over `old`.
+
+    Returns:
+        The table over `new`.
+    """
+    grid = table.view(1, -1, 2 * old[0] - 1, 2 * old[1] - 1)
+    size = (2 * new[0] - 1, 2 * new[1] - 1)
+    resized = F.interpolate(grid.float(), size=size, mode="bicubic", align_corners=True)
+    area = (grid.shape[-2] * grid.shape[-1]) / (size[0] * size[1])
+    return (resized * area).flatten(2).squeeze(0).to(table.dtype)

@@ -1,0 +1,104 @@
+"""Maps to windows and back: padding to whole windows, partition, merge and crop.
+
+No Python branch depends on H or W here, so that tracing, fx and export see one graph for every size.
+"""
+
+import torch
+import torch.fx
+import torch.nn.functional as F
+from torch import Tensor
+
+Window = tuple[int, int]
+
+PADDING_MODES = ("zeros", "reflect", "replicate")
+
+
+def to_window(window: int | tuple[int, int]) -> Window:
+    """A window as (wh, ww), from an int or a pair; anything else is an error."""
+    pair = (window, window) if isinstance(window, int) else window
+    if (
+        isinstance(pair, (tuple, list))
+        and len(pair) == 2
+        and all(isinstance(side, int) and not isinstance(side, bool) and side >= 1 for side in pair)
+    ):
+        return tuple(pair)
+    raise ValueError(f"window size {window!r}: expected a positive int or a pair of them, such as 7 or (7, 14)")
+
+
+def grid_size(height: int, width: int, window: Window) -> tuple[int, int]:
+    """How many windows cover a map, in each direction."""
+    return (height + window[0] - 1) // window[0], (width + window[1] - 1) // window[1]
+
+
+def pad_to_windows(x: Tensor, window: Window, mode: str = "zeros") -> Tensor:
+    """Pad a map at the bottom and right to whole windows.
+
+    Args:
+        x: `[B, C, H, W]`.
+        mode: one of `PADDING_MODES`. `reflect` needs a map larger than the padding.
+
+    Returns:
+        `[B, C, nh*wh, nw*ww]`.
+    """
+    height, width = x.shape[-2:]
+    nh, nw = grid_size(height, width, window)
+    bottom, right = nh * window[0] - height, nw * window[1] - width
+    if mode == "zeros":
+        return F.pad(x, (0, right, 0, bottom))
+    if mode == "reflect" and isinstance(height, int) and (bottom >= height or right >= width):
+        raise ValueError(
+            f"cannot reflect a {height}x{width} map to whole {window[0]}x{window[1]} windows: {bottom} rows and {right} "
+            f"columns are needed, and at most {height - 1} and {width - 1} can be mirrored. "
+            "Use a larger input, a smaller window, or padding_mode='zeros' or 'replicate'."
+        )
+    return F.pad(x, (0, right, 0, bottom), mode=mode)
+
+
+def partition_windows(x: Tensor, window: Window) -> Tensor:
+    """Cut a map of whole windows into windows, one copy from either memory format.
+
+    Args:
+        x: `[B, C, nh*wh, nw*ww]`, contiguous or channels-last.
+
+    Returns:
+        `[C, N, d]`, N = B*nh*nw, d = wh*ww.
+    """
+    wh, ww = window
+    batch, channels, height, width = x.shape
+    nh, nw = height // wh, width // ww
+    x = x.reshape(batch, channels, nh, wh, nw, ww).permute(1, 0, 2, 4, 3, 5)
+    return x.reshape(channels, batch * nh * nw, wh * ww)
+
+
+def merge_windows(windows: Tensor, size: tuple[int, int, int], window: Window, channels_last: bool = True) -> Tensor:
+    """Put windows back in place and crop what the padding added.
+
+    Args:
+        windows: `[C, N, d]`.
+        size: (B, H, W) of the map, H and W before padding.
+        channels_last: the memory format of the result.
+
+    Returns:
+        `[B, C, H, W]`.
+    """
+    wh, ww = window
+    batch, height, width = size
+    nh, nw = grid_size(height, width, window)
+    x = windows.reshape(-1, batch, nh, nw, wh, ww)
+    # A negative pad crops without a slice: a slice traced at a padded size fails its guard at an unpadded one.
+    if channels_last:
+        x = x.permute(1, 2, 4, 3, 5, 0).reshape(batch, nh * wh, nw * ww, -1)
+        x = F.pad(x, (0, 0, 0, width - nw * ww, 0, height - nh * wh))
+        return x.permute(0, 3, 1, 2)
+    x = x.permute(1, 0, 2, 4, 3, 5).reshape(batch, -1, nh * wh, nw * ww)
+    return F.pad(x, (0, width - nw * ww, 0, height - nh * wh))
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Whether a map is physically NHWC; a map that is both (C = 1, or H = W = 1) counts as contiguous.
+
+    An exported or fx-traced graph has no memory format yet and takes the one that the models use.
+    """
+    if isinstance(x, torch.fx.Proxy) or torch.compiler.is_exporting():
+        return True
+    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()

@@ -1,0 +1,47 @@
+"""The zoo, read from `zoo.yaml`: names, tasks, architectures, the paper's figures, configs and weights."""
+
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from importlib import resources
+
+import yaml
+
+
+@dataclass(frozen=True)
+class ZooModel:
+    """One model of the zoo.
+
+    Attributes:
+        name: its name in timm's registry.
+        task: `classification`, `dense` (all 7x7) or `hierarchical`.
+        dims: channels of each stage.
+        pattern: blocks of each stage, a letter a block.
+        window: window of each stage.
+        paper: what the paper prints: `params` (M), `flops` (G), `top1` (%), `table`.
+        weights: tag to `{hub, file}`.
+        config: the training configuration, relative to the project's root.
+    """
+
+    name: str
+    task: str
+    dims: tuple[int, ...]
+    pattern: tuple[str, ...]
+    window: tuple[int | str, ...]
+    paper: dict = field(default_factory=dict)
+    weights: dict = field(default_factory=dict)
+    config: str | None = None
+
+
+@lru_cache(maxsize=1)
+def load_zoo() -> dict[str, ZooModel]:
+    """Every model of the zoo by name, in the file's order."""
+    text = resources.files("wbmm").joinpath("zoo.yaml").read_text(encoding="utf-8")
+    known = {f.name for f in fields(ZooModel)} - {"name"}
+    zoo = {}
+    for name, entry in yaml.safe_load(text)["models"].items():
+        unknown = sorted(set(entry) - known)
+        if unknown:
+            raise ValueError(f"zoo.yaml, {name}: unknown key {unknown[0]!r}; expected one of {', '.join(sorted(known))}")
+        tuples = {key: tuple(entry[key]) for key in ("dims", "pattern", "window")}
+        zoo[name] = ZooModel(name=name, **{**entry, **tuples})
+    return zoo
