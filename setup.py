@@ -7,7 +7,14 @@ from setuptools import find_packages, setup
 ROOT = Path(__file__).parent
 
 EXTRAS = {
-    "train": ["rich>=13", "tensorboard>=2.16", "matplotlib>=3.8", "scikit-learn>=1.3", "webdataset>=0.2", "datasets>=3"],
+    "train": [
+        "rich>=13",
+        "tensorboard>=2.16",
+        "matplotlib>=3.8",
+        "scikit-learn>=1.3",
+        "webdataset>=0.2",
+        "datasets>=3",
+    ],
     "seg": ["onedl-mmengine>=0.10.12,<0.11", "onedl-mmcv>=2.3.6,<2.4", "onedl-mmsegmentation>=1.4.2,<1.5", "ftfy"],
     "det": ["onedl-mmengine>=0.10.12,<0.11", "onedl-mmcv>=2.3.6,<2.4", "onedl-mmdetection>=3.5.1,<3.6"],
     "export": ["onnx>=1.17", "onnxscript>=0.5", "onnxruntime>=1.20", "openvino>=2025.0", "nncf>=2.14"],

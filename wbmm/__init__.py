@@ -1,4 +1,4 @@
-"""WBMM: a vision backbone family on windowed batch matrix multiplication. Importing it registers the models with timm."""
+"""WBMM: a vision backbone family on windowed batch matrix multiplication; importing it registers it with timm."""
 
 from . import models
 from .checkpoint import load_weights

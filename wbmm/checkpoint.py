@@ -81,7 +81,9 @@ def find_state_dict(contents: object, ema: bool = True) -> dict[str, Tensor]:
         if tensors and len(tensors) == len(contents):
             return {key.removeprefix("module."): value for key, value in tensors.items()}
     held = f"keys {', '.join(map(str, list(contents)[:5]))}" if isinstance(contents, dict) else type(contents).__name__
-    raise CheckpointError(f"no state dict found: expected one, or one under {', '.join(_WRAPPERS)}; the file holds {held}")
+    raise CheckpointError(
+        f"no state dict found: expected one, or one under {', '.join(_WRAPPERS)}; the file holds {held}"
+    )
 
 
 def read_state_dict(path: str | Path, ema: bool = True) -> dict[str, Tensor]:

@@ -9,6 +9,8 @@ COMMANDS = {
     "list": ("wbmm.commands.list", "the family: parameters, FLOPs, the paper's figures, weights"),
     "info": ("wbmm.commands.info", "one model, stage by stage"),
     "doctor": ("wbmm.commands.doctor", "versions, usable backends and extras, and what to install for the rest"),
+    "train": ("wbmm.train.run", "train a model from a configuration file"),
+    "runs": ("wbmm.train.runs", "compare training runs"),
     "bench": ("wbmm.bench.command", "speed of models, side by side in one run"),
     "demo": ("wbmm.demo", "the main job end to end, on this machine"),
 }
@@ -17,7 +19,9 @@ COMMANDS = {
 def _overview() -> str:
     width = max(map(len, COMMANDS))
     lines = [f"  {name.ljust(width)}  {summary}" for name, (_, summary) in COMMANDS.items()]
-    return "\n".join(["usage: wbmm COMMAND ...", "", *lines, "", "wbmm COMMAND --help shows its arguments and an example."])
+    return "\n".join(
+        ["usage: wbmm COMMAND ...", "", *lines, "", "wbmm COMMAND --help shows its arguments and an example."]
+    )
 
 
 def main(argv: list[str] | None = None) -> int:

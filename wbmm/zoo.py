@@ -41,7 +41,9 @@ def load_zoo() -> dict[str, ZooModel]:
     for name, entry in yaml.safe_load(text)["models"].items():
         unknown = sorted(set(entry) - known)
         if unknown:
-            raise ValueError(f"zoo.yaml, {name}: unknown key {unknown[0]!r}; expected one of {', '.join(sorted(known))}")
+            raise ValueError(
+                f"zoo.yaml, {name}: unknown key {unknown[0]!r}; expected one of {', '.join(sorted(known))}"
+            )
         tuples = {key: tuple(entry[key]) for key in ("dims", "pattern", "window")}
         zoo[name] = ZooModel(name=name, **{**entry, **tuples})
     return zoo

@@ -54,7 +54,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check_package(package: Package) -> tuple[bool, str, str]:
     """(usable, version, what to do)."""
-    advice = f"pip install 'wbmm[{package.extra}]'" if package.extra != "core" else f"pip install {package.distribution}"
+    advice = (
+        f"pip install 'wbmm[{package.extra}]'" if package.extra != "core" else f"pip install {package.distribution}"
+    )
     try:
         version = importlib.metadata.version(package.distribution)
     except importlib.metadata.PackageNotFoundError:

@@ -21,7 +21,9 @@ def check_name(name: str) -> str:
 
     if name not in load_zoo():
         near = difflib.get_close_matches(name, load_zoo(), n=3, cutoff=0.4)
-        raise ValueError(f"unknown model {name!r}; " + (f"did you mean {', '.join(near)}?" if near else "see `wbmm list`"))
+        raise ValueError(
+            f"unknown model {name!r}; " + (f"did you mean {', '.join(near)}?" if near else "see `wbmm list`")
+        )
     return name
 
 
@@ -51,10 +53,14 @@ def run(args: argparse.Namespace) -> int:
     params = count_params(net)
     print(f"\ntotal: {params / 1e6:.2f} M parameters, {macs[''] / 1e9:.2f} G multiply-adds (training form)")
     if model.paper:
-        print(f"paper: {model.paper['params']} M, {model.paper['flops']} G, {model.paper['top1']} % ({model.paper['table']})")
+        print("paper: {params} M, {flops} G, {top1} % ({table})".format(**model.paper))
     for tag, source in model.weights.items():
-        print(f"weights: {model.name}.{tag}: {source['hub']}/{source['file']} (timm.create_model(..., pretrained=True))")
-    print("receptive field: the largest extent in input pixels through convolutions and windows; SE and GRN see the whole map")
+        print(
+            f"weights: {model.name}.{tag}: {source['hub']}/{source['file']} (timm.create_model(..., pretrained=True))"
+        )
+    print(
+        "receptive field: largest extent in input pixels through convolutions and windows; SE and GRN see the whole map"
+    )
     return 0
 
 

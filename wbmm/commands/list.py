@@ -59,5 +59,5 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"no model matches {args.filter!r}; `wbmm list` shows them all")
     print(render_table(HEADERS, table, markdown=args.markdown))
     if not args.markdown:
-        print("\nparams and FLOPs (multiply-adds at 224x224) are computed, training form; `paper` is what the paper prints")
+        print("\nparams and FLOPs (multiply-adds at 224x224) are computed, training form; `paper`: as the paper prints")
     return 0

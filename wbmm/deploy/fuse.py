@@ -18,7 +18,9 @@ def _replace(module: nn.Module, form: str) -> nn.Module:
     if form == "dense" and isinstance(module, CompactMixer):
         return module.to_dense()
     if form == "compact" and isinstance(module, DenseWBMM2d):
-        raise ValueError("the model is in dense form already, from which tables cannot be recovered: fuse the trained one")
+        raise ValueError(
+            "the model is in dense form already, from which tables cannot be recovered: fuse the trained one"
+        )
     for name, child in list(module.named_children()):
         replacement = _replace(child, form)
         if replacement is not child:
@@ -40,6 +42,6 @@ def fuse(model: nn.Module, form: str = "compact") -> nn.Module:
         raise ValueError(f"form {form!r}: expected 'compact' or 'dense'")
     if model.training:
         raise ValueError(
-            "the model is in train mode: its batch statistics are still moving. Call model.eval() before wbmm.fuse(model)"
+            "the model is in train mode: its batch statistics still move. Call model.eval() before wbmm.fuse(model)"
         )
     return _replace(copy.deepcopy(model), form).eval()

@@ -8,7 +8,6 @@ import torch.nn as nn
 from torch import Tensor
 
 from wbmm.ops import expand_hierarchical, expand_table, relative_index, windowed_product
-from wbmm.ops.windows import is_channels_last
 
 from .window import WindowLayer
 
@@ -84,14 +83,7 @@ class DenseWBMM2d(nn.Module):
         return self.weight
 
     def forward(self, x: Tensor) -> Tensor:
-        return windowed_product(
-            x,
-            self.weight,
-            self.window,
-            bias=self.bias,
-            padding_mode=self.padding_mode,
-            channels_last=is_channels_last(x),
-        )
+        return windowed_product(x, self.weight, self.window, bias=self.bias, padding_mode=self.padding_mode)
 
     def extra_repr(self) -> str:
         return f"{self.bias.numel()}, window={self.window[0]}x{self.window[1]}, padding_mode={self.padding_mode}"

@@ -13,14 +13,11 @@ from wbmm.ops import (
     expand_table,
     identity_table,
     kernel_to_table,
-    merge_windows,
     num_offsets,
-    pad_to_windows,
-    partition_windows,
     relative_index,
     to_window,
+    windowed_product,
 )
-from wbmm.ops.windows import is_channels_last
 
 from .fused import FusedHierarchicalWBMM2d, FusedWBMM2d, batch_norm_affine
 from .window import WindowLayer
@@ -140,8 +137,7 @@ class HierarchicalWBMM2d(WindowLayer):
 class MultiKernelWBMM2d(WindowLayer):
     """`BN(WBMM(x) + x) + BN(DW5(x)) + BN(DW3(x))`, the last stage of P and N.
 
-    The depthwise kernels act inside the window, with zero padding at its edge: they are tables, and one partition and
-    one product against the stacked matrices serve all branches.
+    The depthwise kernels act inside the window, with zero padding at its edge: they are tables like the first one.
 
     Shape: `[B, C, H, W]` to the same, any H and W, in the input's memory format.
 
@@ -187,16 +183,15 @@ class MultiKernelWBMM2d(WindowLayer):
         return [table, *(kernel_to_table(kernel, self.window) for kernel in kernels)]
 
     def build_matrix(self) -> Tensor:
-        """`[C, d, branches*d]`."""
-        return torch.cat([expand_table(table, self.window, self.index) for table in self.branch_tables()], dim=2)
+        """`[branches, C, d, d]`."""
+        return torch.stack([expand_table(table, self.window, self.index) for table in self.branch_tables()])
 
     def forward(self, x: Tensor) -> Tensor:
-        batch, _, height, width = x.shape
-        windows = partition_windows(pad_to_windows(x, self.window, self.padding_mode), self.window)
-        first, *rest = torch.bmm(windows, self.matrix()).chunk(1 + len(self.kernel_sizes), dim=2)
+        matrices = self.matrix()
         out = 0.0
-        for part, norm in zip([first + windows, *rest], self.branch_norms(), strict=True):
-            out = out + norm(merge_windows(part, (batch, height, width), self.window, is_channels_last(x)))
+        for i, norm in enumerate(self.branch_norms()):
+            part = windowed_product(x, matrices[i], self.window, shortcuts=int(i == 0), padding_mode=self.padding_mode)
+            out = out + norm(part)
         return out
 
     @torch.no_grad()

@@ -4,7 +4,6 @@ import torch.nn as nn
 from torch import Tensor
 
 from wbmm.ops import PADDING_MODES, MatrixCache, relative_index, windowed_product
-from wbmm.ops.windows import is_channels_last
 
 
 class WindowLayer(nn.Module):
@@ -35,10 +34,8 @@ class WindowLayer(nn.Module):
         return self._cache.get(self.tables(), self.build_matrix)
 
     def product(self, x: Tensor, **kwargs) -> Tensor:
-        """`windowed_product` with this layer's matrix, in the input's memory format."""
-        return windowed_product(
-            x, self.matrix(), self.window, padding_mode=self.padding_mode, channels_last=is_channels_last(x), **kwargs
-        )
+        """`windowed_product` with this layer's matrix."""
+        return windowed_product(x, self.matrix(), self.window, padding_mode=self.padding_mode, **kwargs)
 
     def train(self, mode: bool = True) -> "WindowLayer":
         self._cache.clear()

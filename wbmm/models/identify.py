@@ -121,7 +121,9 @@ def explain_mismatch(model: nn.Module, state_dict: dict[str, Tensor]) -> str:
     lines = [f"The checkpoint looks like {seen}.", f"The model is {wanted}."]
     if seen.form != wanted.form:
         if wanted.form == "training":
-            lines.append("A fused checkpoint cannot go back to the training form; fuse the model first: wbmm.fuse(model).")
+            lines.append(
+                "A fused checkpoint cannot go back to the training form; fuse the model first: wbmm.fuse(model)."
+            )
         elif seen.form == "training":
             lines.append("Load it into the model before wbmm.fuse(model).")
     elif seen.windows != wanted.windows and seen.dims == wanted.dims:

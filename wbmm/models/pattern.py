@@ -36,7 +36,9 @@ def _expand(stage: int, text: str | Sequence[str]) -> str:
     wrong = sorted(set(letters) - set(LETTERS))
     if wrong or not letters:
         known = ", ".join(f"{letter} ({meaning})" for letter, meaning in LETTERS.items())
-        raise ValueError(f"pattern {text!r} of stage {stage}: {wrong[0] if wrong else 'empty'!r} is no block; use {known}")
+        raise ValueError(
+            f"pattern {text!r} of stage {stage}: {wrong[0] if wrong else 'empty'!r} is no block; use {known}"
+        )
     return letters
 
 
@@ -78,6 +80,8 @@ def parse_windows(window_size) -> tuple[StageWindow, ...]:
     """The window of each stage, from one window for all or a sequence of four."""
     if isinstance(window_size, Sequence) and not isinstance(window_size, str) and len(window_size) != 2:
         if len(window_size) != NUM_STAGES:
-            raise ValueError(f"window_size {window_size!r}: expected one window, or one for each of {NUM_STAGES} stages")
+            raise ValueError(
+                f"window_size {window_size!r}: expected one window, or one for each of {NUM_STAGES} stages"
+            )
         return tuple(parse_window(window) for window in window_size)
     return (parse_window(window_size),) * NUM_STAGES

@@ -151,7 +151,9 @@ class WBMM(nn.Module):
         patterns = parse_pattern(pattern, depths)
         windows = parse_windows(window_size)
         if len(dims) != len(patterns) or any(dim % 8 for dim in dims):
-            raise ValueError(f"dims {tuple(dims)!r}: expected {len(patterns)} multiples of 8, such as (40, 80, 160, 320)")
+            raise ValueError(
+                f"dims {tuple(dims)!r}: expected {len(patterns)} multiples of 8, such as (40, 80, 160, 320)"
+            )
         self.in_chans = in_chans
         self.num_classes = num_classes
         self.drop_rate = drop_rate
@@ -189,6 +191,7 @@ class WBMM(nn.Module):
             **dd,
         )
         self.apply(_init_weights)
+        self.to(memory_format=torch.channels_last)  # or a convolution would convert its weight at every call
         self.register_load_state_dict_pre_hook(_load_released)
 
     @torch.jit.ignore
@@ -274,7 +277,10 @@ class WBMM(nn.Module):
         try:
             return super().load_state_dict(state_dict, strict=strict, assign=assign)
         except RuntimeError as error:
-            raise RuntimeError(f"{error}\n{explain_mismatch(self, convert_released(state_dict))}") from None
+            lines = str(error).splitlines()
+            if len(lines) > 8:
+                lines[8:] = [f"\t... and {len(lines) - 8} more"]
+            raise RuntimeError("\n".join([*lines, explain_mismatch(self, convert_released(state_dict))])) from None
 
 
 def _init_weights(module: nn.Module) -> None:
@@ -345,7 +351,9 @@ def _register(model: ZooModel) -> None:
     globals()[model.name] = register_model(entry_point)
 
 
-default_cfgs = generate_default_cfgs({tag: cfg for model in load_zoo().values() for tag, cfg in _zoo_cfgs(model).items()})
+default_cfgs = generate_default_cfgs(
+    {tag: cfg for model in load_zoo().values() for tag, cfg in _zoo_cfgs(model).items()}
+)
 
 for _model in load_zoo().values():
     _register(_model)

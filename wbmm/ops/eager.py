@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def is_eager(*tensors: Tensor) -> bool:
-    """Whether these are real tensors that nothing is tracing (no compile, export, jit trace, fx proxy, fake or meta)."""
+    """Whether these are real tensors that nothing is tracing: no compile, export, jit trace, fx proxy, fake, meta."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
     return all(type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_meta for tensor in tensors)

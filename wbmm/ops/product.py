@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .windows import Window, merge_windows, pad_to_windows, partition_windows
+from .windows import Window, is_channels_last, merge_windows, pad_to_windows, partition_windows
 
 
 def windowed_product(
@@ -13,7 +13,6 @@ def windowed_product(
     bias: Tensor | None = None,
     shortcuts: int = 0,
     padding_mode: str = "zeros",
-    channels_last: bool = True,
 ) -> Tensor:
     """Multiply each channel of each window with the channel's matrix.
 
@@ -25,11 +24,12 @@ def windowed_product(
         shortcuts: how many times the input is added to the product. Kept apart from the matrix in training: in
             bfloat16 a table entry next to the 1 of the shortcut would lose its low bits.
         padding_mode: how a map is padded to whole windows.
-        channels_last: the memory format of the result.
 
     Returns:
-        `[B, C, H, W]`.
+        `[B, C, H, W]`, in the memory format of `x`.
     """
+    if torch.compiler.is_exporting() and any(isinstance(side, torch.SymInt) for side in x.shape[-2:]):
+        return opaque_product(x, matrix, list(window), bias, shortcuts, padding_mode)
     batch, _, height, width = x.shape
     windows = partition_windows(pad_to_windows(x, window, padding_mode), window)
     if shortcuts:
@@ -37,5 +37,22 @@ def windowed_product(
     elif bias is not None:
         out = torch.baddbmm(bias[:, None, None], windows, matrix)
     else:
-        out = torch.bmm(windows, matrix)
-    return merge_windows(out, (batch, height, width), window, channels_last)
+        # Not bmm, which on a CPU is fifty times slower for a single window.
+        out = torch.baddbmm(matrix[:, :1, :1], windows, matrix, beta=0)
+    return merge_windows(out, (batch, height, width), window, is_channels_last(x))
+
+
+@torch.library.custom_op("wbmm::windowed_product", mutates_args=())
+def opaque_product(
+    x: Tensor, matrix: Tensor, window: list[int], bias: Tensor | None, shortcuts: int, padding_mode: str
+) -> Tensor:
+    """`windowed_product` as one node of an exported graph with dynamic H or W; the result is contiguous.
+
+    `torch.export` cannot prove that a padded side always divides into windows, and would pin the size that it saw.
+    """
+    return windowed_product(x, matrix, tuple(window), bias, shortcuts, padding_mode).contiguous()
+
+
+@opaque_product.register_fake
+def _(x, matrix, window, bias, shortcuts, padding_mode):
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -105,7 +105,7 @@ def kernel_to_table(kernel: Tensor, window: Window) -> Tensor:
         `[C, (2wh-1)(2ww-1)]`.
     """
     kh, kw = kernel.shape[-2:]
-    if kh % 2 == 0 or kw % 2 == 0:
+    if isinstance(kh, int) and (kh % 2 == 0 or kw % 2 == 0):  # under fx the sizes are proxies
         raise ValueError(f"a {kh}x{kw} kernel has no centre: both sides must be odd to be a table over offsets")
     ph, pw = window[0] - 1 - kh // 2, window[1] - 1 - kw // 2
     return F.pad(kernel.squeeze(1), (pw, pw, ph, ph)).flatten(1)  # a negative amount crops

@@ -1,12 +1,14 @@
 """Maps to windows and back: padding to whole windows, partition, merge and crop.
 
-No Python branch depends on H or W here, so that tracing, fx and export see one graph for every size.
+What is traced has no Python branch on H or W, so that compiling, fx and export see one graph for every size. Eager
+execution skips a padding by nothing, which would be a copy.
 """
 
 import torch
-import torch.fx
 import torch.nn.functional as F
 from torch import Tensor
+
+from .eager import is_eager
 
 Window = tuple[int, int]
 
@@ -43,12 +45,14 @@ def pad_to_windows(x: Tensor, window: Window, mode: str = "zeros") -> Tensor:
     height, width = x.shape[-2:]
     nh, nw = grid_size(height, width, window)
     bottom, right = nh * window[0] - height, nw * window[1] - width
+    if is_eager(x) and not bottom and not right:
+        return x
     if mode == "zeros":
         return F.pad(x, (0, right, 0, bottom))
     if mode == "reflect" and isinstance(height, int) and (bottom >= height or right >= width):
         raise ValueError(
-            f"cannot reflect a {height}x{width} map to whole {window[0]}x{window[1]} windows: {bottom} rows and {right} "
-            f"columns are needed, and at most {height - 1} and {width - 1} can be mirrored. "
+            f"cannot reflect a {height}x{width} map to whole {window[0]}x{window[1]} windows: {bottom} rows and "
+            f"{right} columns are needed, and at most {height - 1} and {width - 1} can be mirrored. "
             "Use a larger input, a smaller window, or padding_mode='zeros' or 'replicate'."
         )
     return F.pad(x, (0, right, 0, bottom), mode=mode)
@@ -85,20 +89,24 @@ def merge_windows(windows: Tensor, size: tuple[int, int, int], window: Window, c
     batch, height, width = size
     nh, nw = grid_size(height, width, window)
     x = windows.reshape(-1, batch, nh, nw, wh, ww)
-    # A negative pad crops without a slice: a slice traced at a padded size fails its guard at an unpadded one.
     if channels_last:
-        x = x.permute(1, 2, 4, 3, 5, 0).reshape(batch, nh * wh, nw * ww, -1)
-        x = F.pad(x, (0, 0, 0, width - nw * ww, 0, height - nh * wh))
-        return x.permute(0, 3, 1, 2)
-    x = x.permute(1, 0, 2, 4, 3, 5).reshape(batch, -1, nh * wh, nw * ww)
-    return F.pad(x, (0, width - nw * ww, 0, height - nh * wh))
+        x = x.permute(1, 2, 4, 3, 5, 0).reshape(batch, nh * wh, nw * ww, -1).contiguous()
+        return _crop(x.permute(0, 3, 1, 2), height, width)
+    x = x.permute(1, 0, 2, 4, 3, 5).reshape(batch, -1, nh * wh, nw * ww).contiguous()
+    return _crop(x, height, width)
+
+
+def _crop(x: Tensor, height: int, width: int) -> Tensor:
+    """Drop rows at the bottom and columns at the right; the memory format stays."""
+    bottom, right = x.shape[-2] - height, x.shape[-1] - width
+    if is_eager(x) and not bottom and not right:
+        return x
+    # A negative pad crops without a slice: a slice traced at a padded size fails its guard at an unpadded one.
+    return F.pad(x, (0, -right, 0, -bottom))
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Whether a map is physically NHWC; a map that is both (C = 1, or H = W = 1) counts as contiguous.
-
-    An exported or fx-traced graph has no memory format yet and takes the one that the models use.
-    """
-    if isinstance(x, torch.fx.Proxy) or torch.compiler.is_exporting():
-        return True
+    """Whether a map is physically NHWC; a map that is both (C = 1, or H = W = 1) counts as contiguous."""
+    if not isinstance(x, Tensor):
+        return True  # an fx proxy has no memory format; the models use this one
     return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()

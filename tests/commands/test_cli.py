@@ -1,0 +1,110 @@
+"""The command line as a user meets it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from wbmm import cli
+from wbmm.commands import doctor
+from wbmm.commands import list as list_command
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(capsys, *argv):
+    code = cli.main(list(argv))
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_module_and_overview():
+    result = subprocess.run([sys.executable, "-m", "wbmm"], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 2
+    for name in cli.COMMANDS:
+        assert f"  {name} " in result.stdout
+
+
+def test_unknown_command(capsys):
+    code, _, error = run(capsys, "lst")
+    assert code == 2
+    assert "unknown command 'lst'" in error
+    assert "list" in error
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_shows_an_example(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        cli.main([name, "--help"])
+    assert stop.value.code == 0
+    assert f"example:\n  wbmm {name}" in capsys.readouterr().out
+
+
+def test_list(capsys):
+    code, out, _ = run(capsys, "list", "wbmm_t*")
+    assert code == 0
+    rows = [line.split() for line in out.splitlines() if line.startswith("wbmm_")]
+    assert [row[0] for row in rows] == ["wbmm_t", "wbmm_t_dense", "wbmm_t_hier"]
+    assert rows[0][1:7] == ["classification", "31.07", "31.0", "4.77", "4.8", "83.2"]
+    assert run(capsys, "list", "resnet*")[0] == 1
+
+
+def test_the_zoo_table_is_what_the_command_prints(capsys):
+    code, out, _ = run(capsys, "list", "--markdown")
+    assert code == 0
+    readme = (ROOT / "models" / "README.md").read_text(encoding="utf-8")
+    assert out.strip() in readme, "run: wbmm list --markdown, and put its table into models/README.md"
+
+
+def test_figures_agree_with_the_paper_within_rounding():
+    """Or the difference is one that docs/models.md explains."""
+    explained = {("wbmm_p", "flops"), ("wbmm_t_hier", "flops"), ("wbmm_s", "params"), ("wbmm_b", "params")}
+    for row in list_command.rows():
+        name, _, params, paper_params, flops, paper_flops = row[:6]
+        for kind, computed, paper in (("params", params, paper_params), ("flops", flops, paper_flops)):
+            if paper != "-" and (name, kind) not in explained:
+                assert abs(float(computed) - float(paper)) <= 0.1, (name, kind, computed, paper)
+    docs = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    for name, _ in explained:
+        assert f"`{name}`" in docs
+
+
+def test_info(capsys):
+    code, out, _ = run(capsys, "info", "wbmm_t_hier", "--size", "512", "384")
+    assert code == 0
+    assert "512x384 input" in out
+    assert "14+7" in out
+    assert "33.06 M parameters" in out
+    stage = next(line for line in out.splitlines() if line.startswith("1 "))
+    assert "128x96" in stage
+    code, _, error = run(capsys, "info", "wbmm_x")
+    assert code == 1
+    assert "unknown model 'wbmm_x'; did you mean" in error
+    assert run(capsys, "info", "wbmm_a", "--size", "0", "5")[0] == 1
+
+
+def test_doctor(capsys):
+    code, out, _ = run(capsys, "doctor")
+    assert code == 0
+    for word in ("torch", "timm", "openvino", "onedl-mmcv", "mmcv operators", "gloo"):
+        assert word in out
+
+
+def test_doctor_says_what_to_install():
+    ok, version, advice = doctor.check_package(doctor.Package("no-such-thing", "no_such_thing", "export"))
+    assert (ok, version, advice) == (False, "-", "pip install 'wbmm[export]'")
+    ok, version, advice = doctor.check_package(doctor.Package("timm", "no_such_thing"))
+    assert not ok
+    assert "import fails: No module named 'no_such_thing'" in advice
+
+
+def test_doctor_tells_mmcv_without_operators(monkeypatch):
+    def without_ops(name):
+        if name == "mmcv.ops":
+            raise ImportError("no compiled extension")
+
+    monkeypatch.setattr(doctor.importlib, "import_module", without_ops)
+    ok, detail = doctor.check_mmcv_ops()
+    assert not ok
+    assert "--no-build-isolation" in detail

@@ -1,0 +1,138 @@
+"""The released code's outputs, reproduced from its key names; and how sensitive the check is."""
+
+import pytest
+import timm
+import torch
+
+import wbmm
+from tests.reference import image, released_logits, released_state_dict
+from wbmm import ops
+from wbmm.models.released import convert_released
+
+CASES = ["wbmm_p", "wbmm_t_dense", "wbmm_t_dense_odd"]
+RELEASED = ["wbmm_p", "wbmm_n", "wbmm_t", "wbmm_s", "wbmm_t_dense", "wbmm_s_dense"]
+
+
+def load(case):
+    name = case.removesuffix("_odd")
+    model = timm.create_model(name).eval()
+    model.load_state_dict(released_state_dict(name))
+    return model
+
+
+def difference(model, case):
+    size, expected = released_logits(case)
+    with torch.no_grad():
+        return (model(image(*size)) - expected).abs().max().item()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_logits_of_the_released_code(case):
+    model = load(case)
+    assert difference(model, case) < 1e-5
+    assert difference(wbmm.fuse(model), case) < 1e-5
+    assert difference(wbmm.fuse(model, "dense"), case) < 1e-5
+    assert difference(timm.utils.reparameterize_model(model), case) < 1e-5
+
+
+def test_a_transposed_index_would_fail():
+    model = load("wbmm_p")
+    for module in model.modules():
+        if hasattr(module, "index"):
+            module.index = module.index.t()
+    assert difference(model, "wbmm_p") > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["BatchNorm2d", "LayerNorm2d", "GlobalResponseNorm"])
+def test_a_wrong_eps_would_fail(kind):
+    model = load("wbmm_p")
+    touched = 0
+    for module in model.modules():
+        if type(module).__name__ == kind:
+            module.eps, touched = 1e-3, touched + 1
+    assert touched
+    assert difference(model, "wbmm_p") > 1e-5
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_every_released_key_is_used(name):
+    """Strictly: nothing missing, nothing left over, every shape right."""
+    with torch.device("meta"):
+        state_dict = {k: torch.empty(v.shape, dtype=v.dtype) for k, v in released_state_dict(name).items()}
+    model = timm.create_model(name, device="meta")
+    result = model.load_state_dict(state_dict, assign=True)
+    assert not result.missing_keys
+    assert not result.unexpected_keys
+
+
+def test_inside_any_container():
+    class Segmentor(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = timm.create_model("wbmm_p", num_classes=0, global_pool="")
+            self.decode_head = torch.nn.Conv2d(512, 2, 1)
+
+    released = {
+        f"backbone.{k}": v for k, v in released_state_dict("wbmm_p").items() if not k.startswith(("head", "norm"))
+    }
+    released["backbone.norm.weight"] = torch.ones(512)
+    released["backbone.norm.bias"] = torch.zeros(512)
+    released["decode_head.weight"], released["decode_head.bias"] = torch.ones(2, 512, 1, 1), torch.zeros(2)
+    segmentor = Segmentor()
+    segmentor.load_state_dict(released)
+    expected = released["backbone.stages.1.0.dwconv.relative_position_bias_table"]
+    torch.testing.assert_close(segmentor.backbone.stages[1].blocks[0].mixer.table.data, expected)
+
+
+def test_through_mmengine_loader():
+    loader = pytest.importorskip("mmengine.runner.checkpoint").load_state_dict
+    model = timm.create_model("wbmm_p")
+    released = released_state_dict("wbmm_p")
+    loader(model, dict(released), strict=True)
+    torch.testing.assert_close(
+        model.stages[3].blocks[1].mixer.kernels["5"].data, released["stages.3.1.dwconv.dwconv5.weight"]
+    )
+
+
+def released_fused_state_dict(fused):
+    """A fused model's tensors under the names that the released code gives them."""
+    marker = "downsample_layers.0.0.weight"
+    names = {}
+    for key in released_state_dict("wbmm_p"):
+        for ours in convert_released({key: torch.zeros(1, 1), marker: torch.zeros(1)}):
+            names.setdefault(ours, key)
+    names["stem.conv1.weight"] = marker
+    released = {}
+    for key, value in fused.state_dict().items():
+        block = key.split(".mixer.")[0].split(".ffn.")[0].replace(".blocks.", ".")
+        windowed = key.replace("bias", "table") in fused.state_dict()
+        if key.endswith("mixer.table"):
+            key = f"{block}.dwconv.R_fused"
+        elif key.endswith("mixer.bias"):
+            key = f"{block}.dwconv.{'bias_fused' if windowed else 'bias'}"
+        elif key.endswith("ffn.gamma"):
+            key, value = f"{block}.act.1.gamma", value.view(1, 1, 1, -1)
+        elif key.endswith("ffn.fc2.bias"):
+            key = f"{block}.pwconv2.0.bias"
+        else:
+            key = names[key]
+        released[key] = value
+    return released
+
+
+def test_a_released_fused_checkpoint_loads_into_the_fused_model():
+    released = released_fused_state_dict(wbmm.fuse(load("wbmm_p")))
+    assert "stages.3.0.dwconv.R_fused" in released
+    target = wbmm.fuse(timm.create_model("wbmm_p").eval())
+    target.load_state_dict(released)
+    assert difference(target, "wbmm_p") < 1e-5
+    with pytest.raises(RuntimeError, match=r"looks like wbmm_p .fused, compact form"):
+        timm.create_model("wbmm_p").load_state_dict(released)
+
+
+def test_the_operator_is_what_the_paper_writes():
+    """Y = X M with M = R[:, I], spelt out for one window."""
+    table, x = torch.randn(2, 169), torch.randn(1, 2, 7, 7)
+    index = ops.relative_index((7, 7))
+    expected = torch.einsum("bci,cij->bcj", x.flatten(2), table[:, index.flatten()].view(2, 49, 49)).view_as(x)
+    torch.testing.assert_close(ops.windowed_product(x, ops.expand_table(table, (7, 7)), (7, 7)), expected)
