@@ -1,0 +1,111 @@
+"""Errors about the data come before the first step and are one clear sentence."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from wbmm.train.config import config_from_dict
+from wbmm.train.data import build_data
+from wbmm.train.data.check import check_sets
+from wbmm.train.data.sources import ArraySource
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for split in ("train", "val"):
+        for name in ("ant", "bee"):
+            (tmp_path / split / name).mkdir(parents=True)
+            for i in range(2):
+                Image.new("RGB", (8, 8), (i, 0, 0)).save(tmp_path / split / name / f"{i}.png")
+    return tmp_path
+
+
+def build(root=None, **changes):
+    data = {"root": str(root) if root else None, "size": 32, "workers": 0, **changes.pop("data", {})}
+    return build_data(config_from_dict({"data": data, "batch": 2, "global_batch": 2, **changes}))
+
+
+def test_a_good_folder_passes(folder):
+    assert build(folder).num_classes == 2
+
+
+def test_missing_root(tmp_path):
+    with pytest.raises(ValueError, match=r"data\.root=/path/to/data"):
+        build(None)
+    with pytest.raises(ValueError, match=r"nowhere' is not a folder"):
+        build(tmp_path / "nowhere")
+
+
+def test_missing_split_names_what_is_there(folder):
+    with pytest.raises(ValueError, match=r"no folder 'test' in .*; it has: train, val"):
+        build(folder, data={"val_split": "test"})
+
+
+def test_usual_other_name_of_a_split(folder):
+    (folder / "val").rename(folder / "validation")
+    assert build(folder).val.size == 4
+
+
+def test_class_folder_without_an_image(folder):
+    (folder / "train" / "cat").mkdir()
+    (folder / "train" / "cat" / "notes.txt").write_text("no image")
+    with pytest.raises(ValueError, match=r"1 class folder in .*train without an image: cat"):
+        build(folder)
+
+
+def test_split_without_class_folders(folder):
+    (folder / "flat").mkdir()
+    with pytest.raises(ValueError, match="has no class folders"):
+        build(folder, data={"train_split": "flat"})
+
+
+def test_classes_that_differ(folder):
+    (folder / "val" / "bee").rename(folder / "val" / "wasp")
+    with pytest.raises(ValueError, match=r"differ \(in train alone: bee; in val alone: wasp\)"):
+        build(folder)
+
+
+def source(labels, names=None):
+    return ArraySource(np.zeros((len(labels), 4, 4), np.uint8), labels, "array", names)
+
+
+@pytest.mark.parametrize(
+    ("train", "val", "classes", "message"),
+    [
+        ([0, 1], [0, 2], None, r"validation set has label 2 \(array\[1\]\).* end at 1"),
+        ([0, -1], [0, 1], None, r"label below 0: -1 for array\[1\]"),
+        ([0, 5], [0, 1], 3, "num_classes is 3, but the training set has 6"),
+        ([], [0], None, "training set has no images"),
+    ],
+)
+def test_label_range(train, val, classes, message):
+    cfg = config_from_dict({"data": {"num_classes": classes}}).data
+    with pytest.raises(ValueError, match=message):
+        check_sets(cfg, source(train), source(val))
+
+
+def test_number_of_classes_is_counted_or_given():
+    cfg = config_from_dict({}).data
+    assert check_sets(cfg, source([0, 4]), source([1])) == 5
+    cfg.num_classes = 10
+    assert check_sets(cfg, source([0, 4]), source([9])) == 10
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": {"in_chans": 1}}, "data.mean has 3 values for 1 channels"),
+        ({"data": {"in_chans": 4}}, "in_chans is 4"),
+        ({"data": {"std": [1.0, 0.0, 1.0]}}, "std must be above 0"),
+        ({"data": {"crop_pct": 1.5}}, "crop_pct must be"),
+        ({"data": {"in_memory": True}}, "set augment.auto=null"),
+        ({"augment": {"shift": 2}}, "shift 2 is for data.in_memory=true"),
+        ({"augment": {"scale": [1.0, 0.5]}}, "augment.scale must be"),
+        ({"batch": 3, "global_batch": 3}, "batch must be even, got 3"),
+        ({"data": {"source": "zip"}}, "data.source is 'zip'; valid: folder"),
+        ({"data": {"source": "digits", "args": {"fold": 1}}}, "takes no data.args"),
+    ],
+)
+def test_settings_that_contradict_each_other(folder, changes, message):
+    with pytest.raises(ValueError, match=message):
+        build(folder, **changes)

@@ -1,0 +1,56 @@
+"""Data for training: the same batches in the same order, whatever the number of workers and processes."""
+
+from dataclasses import dataclass
+
+from ..config import TrainConfig
+from .augment import SampleDataset, eval_transform, train_transform
+from .check import check_config, check_sets
+from .loader import EvalLoader, TrainLoader, WorkerFetch
+from .memory import MemoryFetch, load_images
+from .mix import Mixer
+from .order import Plan
+from .sources import BadImage, Source, open_source
+
+__all__ = ["BadImage", "Data", "EvalLoader", "Mixer", "TrainLoader", "build_data", "build_eval"]
+
+
+@dataclass
+class Data:
+    train: TrainLoader
+    val: EvalLoader
+    num_classes: int
+    class_names: list[str] | None
+
+
+def build_data(cfg: TrainConfig, rank: int = 0, world: int = 1, accumulation: int = 1) -> Data:
+    """Opens and checks both sets; every error about the data is raised here, before the first step."""
+    check_config(cfg)
+    train, val = open_source(cfg.data, train=True), open_source(cfg.data, train=False)
+    num_classes = check_sets(cfg.data, train, val)
+    size, fetch = _train_fetch(cfg, train)
+    plan = Plan(size, cfg.seed, cfg.batch, world, rank, accumulation)
+    return Data(TrainLoader(plan, fetch), _eval_loader(cfg, val, rank, world), num_classes, train.class_names)
+
+
+def build_eval(cfg: TrainConfig, rank: int = 0, world: int = 1) -> EvalLoader:
+    """The validation set alone."""
+    check_config(cfg)
+    return _eval_loader(cfg, open_source(cfg.data, train=False), rank, world)
+
+
+def _train_fetch(cfg: TrainConfig, source: Source):
+    if cfg.data.in_memory:
+        images, labels = load_images(cfg, source)
+        return len(images), MemoryFetch(images, labels, cfg, cfg.augment)
+    skip = cfg.data.on_bad_image == "skip"
+    dataset = SampleDataset(source, train_transform(cfg), cfg.data.in_chans, cfg.seed, skip)
+    return len(source), WorkerFetch(dataset, cfg.data.workers)
+
+
+def _eval_loader(cfg: TrainConfig, source: Source, rank: int, world: int) -> EvalLoader:
+    if cfg.data.in_memory:
+        images, labels = load_images(cfg, source)
+        return EvalLoader(len(images), cfg.batch, rank, world, MemoryFetch(images, labels, cfg, None))
+    skip = cfg.data.on_bad_image == "skip"
+    dataset = SampleDataset(source, eval_transform(cfg), cfg.data.in_chans, None, skip)
+    return EvalLoader(len(source), cfg.batch, rank, world, WorkerFetch(dataset, cfg.data.workers))

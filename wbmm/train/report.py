@@ -1,0 +1,185 @@
+"""The end of a run on one page: summary.md and curves.png, from metrics.jsonl and config.yaml."""
+
+import json
+import math
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+
+import yaml
+
+from .console import duration
+from .log import STATUS_FILE
+from .metrics import read_metrics, write_text
+
+__all__ = ["RunFacts", "draw_curves", "read_run", "write_summary"]
+
+BREAK_S = 600  # two records further apart than this are not one stretch of training
+
+
+class RunFacts:
+    """What a run's folder says.
+
+    Attributes:
+        config: The resolved configuration as plain values.
+        train, eval: The records of metrics.jsonl.
+        status: running, finished, stopped or failed. A killed run stays at running.
+    """
+
+    def __init__(self, run_dir: str | Path):
+        self.folder = Path(run_dir)
+        records = read_metrics(self.folder)
+        self.train = [record for record in records if record["kind"] == "train"]
+        self.eval = [record for record in records if record["kind"] == "eval"]
+        config_file, status_file = self.folder / "config.yaml", self.folder / STATUS_FILE
+        self.config = yaml.safe_load(config_file.read_text()) if config_file.is_file() else {}
+        self.status = json.loads(status_file.read_text())["status"] if status_file.is_file() else "unknown"
+        self.step = max((record["step"] for record in records), default=0)
+        self.seconds = _working_seconds([record["time"] for record in records if "time" in record])
+
+    def get(self, key: str, default="?"):
+        """A configuration value by its dotted name."""
+        value = self.config
+        for part in key.split("."):
+            value = value.get(part, default) if isinstance(value, dict) else default
+        return value
+
+    @property
+    def best(self) -> dict | None:
+        """The evaluation with the highest top1 (of the averaged weights, if that is the higher)."""
+        return max((record for record in self.eval if _top1(record) is not None), key=_top1, default=None)
+
+    @property
+    def final(self) -> dict | None:
+        return self.eval[-1] if self.eval else None
+
+    def typical(self, name: str) -> float | None:
+        """The median of a training figure, without the first report, which holds the warming-up."""
+        values = [record[name] for record in (self.train[1:] or self.train)]
+        return median(values) if values else None
+
+    def data_wait(self) -> float | None:
+        """The share of the whole training time spent waiting for data: each report weighs as its steps took."""
+        pairs, before = [], 0
+        for record in self.train:
+            if record["images_per_s"] > 0 and record["step"] > before:
+                pairs.append((record["data_wait"], (record["step"] - before) / record["images_per_s"]))
+            before = record["step"]
+        weight = sum(share for _, share in pairs)
+        return sum(wait * share for wait, share in pairs) / weight if weight else None
+
+
+def read_run(run_dir: str | Path) -> RunFacts:
+    return RunFacts(run_dir)
+
+
+def top1_of(record: dict | None) -> float | None:
+    return None if record is None else _top1(record)
+
+
+def _top1(record: dict) -> float | None:
+    values = [value for name, value in record.items() if name.endswith("top1")]
+    return max(values) if values else None
+
+
+def _working_seconds(times: list[float]) -> float:
+    gaps = (after - before for before, after in pairwise(times))
+    return sum(gap for gap in gaps if gap < BREAK_S)
+
+
+def write_summary(run_dir: str | Path) -> Path:
+    """Writes summary.md and curves.png into the run's folder and returns the path of the summary."""
+    run = read_run(run_dir)
+    draw_curves(run, run.folder / "curves.png")
+    rows = "\n".join(f"| {name} | {value} |" for name, value in _summary_rows(run))
+    evals = _eval_table(run.eval)
+    text = f"# {run.folder.name}\n\n| | |\n| --- | --- |\n{rows}\n\n![curves](curves.png)\n"
+    if evals:
+        text += f"\n## Evaluations\n\n{evals}\n"
+    write_text(run.folder / "summary.md", text)
+    return run.folder / "summary.md"
+
+
+def _summary_rows(run: RunFacts):
+    size, channels = run.get("data.size"), run.get("data.in_chans")
+    yield "status", run.status
+    yield "model", run.get("model.name")
+    yield "data", f"{run.get('data.source')}, {size} px, {channels} channel{'' if channels == 1 else 's'}"
+    yield "global batch, seed", f"{run.get('global_batch')}, {run.get('seed')}"
+    yield "steps, epochs", f"{run.step}, {(run.train or run.eval or [{'epoch': 0}])[-1]['epoch']:.3g}"
+    if run.best:
+        yield "best top-1", f"{top1_of(run.best):.2f} % (epoch {run.best['epoch']:g})"
+        yield "final top-1", f"{top1_of(run.final):.2f} %"
+    if run.train:
+        yield "final training loss", f"{run.train[-1]['loss']:.4f}"
+        yield "training speed, median", f"{run.typical('images_per_s'):,.0f} images/s"
+        yield "waiting for data", f"{100 * (run.data_wait() or 0):.1f} % of the training time"
+        yield "memory, highest", f"{max(record['memory_mb'] for record in run.train):,.0f} MB"
+    yield "time, first to last record", duration(run.seconds)
+    yield "configuration", "[config.yaml](config.yaml)"
+
+
+def _eval_table(records: list[dict], most: int = 30) -> str:
+    if not records:
+        return ""
+    names = [name for name in records[-1] if name not in ("kind", "step", "epoch", "time")]
+    keep = records[:: math.ceil(len(records) / most)]
+    keep += [] if keep[-1] is records[-1] else [records[-1]]
+    lines = [f"| epoch | step | {' | '.join(names)} |", "| --- " * (len(names) + 2) + "|"]
+    for record in keep:
+        values = " | ".join(f"{record[name]:.4g}" if name in record else "" for name in names)
+        lines.append(f"| {record['epoch']:g} | {record['step']} | {values} |")
+    return "\n".join(lines)
+
+
+def draw_curves(run: RunFacts, path: Path) -> None:
+    """Loss, accuracy, and learning rate against epochs."""
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError("the picture of the curves needs matplotlib: pip install 'wbmm[train]'") from error
+    figure = Figure(figsize=(13, 4), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    loss, accuracy, rate = figure.subplots(1, 3)
+    _plot(loss, run.train, "loss", "training")
+    for name in _names(run.eval, "loss"):
+        _plot(loss, run.eval, name, _label(name, "loss"), marker="o")
+    for name in _names(run.eval, "top1"):
+        _plot(accuracy, run.eval, name, _label(name, "top1"), marker="o")
+    _plot(rate, run.train, "lr", "learning rate")
+    _titles(run, loss, accuracy, rate)
+    figure.savefig(path)
+
+
+def _plot(axis, records: list[dict], name: str, label: str, **style) -> None:
+    chosen = [record for record in records if name in record and math.isfinite(record[name])]
+    if chosen:
+        style = {"markersize": 3, "linewidth": 1.4, **style}
+        axis.plot([r["epoch"] for r in chosen], [r[name] for r in chosen], label=label, **style)
+
+
+def _titles(run: RunFacts, loss, accuracy, rate) -> None:
+    loss.set_title(f"{run.folder.name}: loss")
+    accuracy.set_title("top-1 accuracy, %")
+    rate.set_title("learning rate")
+    if run.best:
+        epoch, value = run.best["epoch"], top1_of(run.best)
+        accuracy.axhline(value, color="grey", linewidth=0.8, linestyle="--")
+        accuracy.text(0.98, 0.04, f"best {value:.2f} % at epoch {epoch:g}", transform=accuracy.transAxes, ha="right")
+    for axis in (loss, accuracy, rate):
+        axis.set_xlabel("epoch")
+        axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+        if len(axis.get_legend_handles_labels()[0]) > 1:
+            axis.legend(frameon=False, loc="upper right" if axis is loss else "center right")
+    rate.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+
+
+def _names(records: list[dict], ending: str) -> list[str]:
+    return [name for name in (records[-1] if records else {}) if name.endswith(ending)]
+
+
+def _label(name: str, ending: str) -> str:
+    prefix = name[: -len(ending)].strip("_/ ")
+    return f"validation, {prefix}" if prefix else "validation"
