@@ -1,0 +1,143 @@
+import os
+
+import pytest
+import torch
+
+from wbmm.train import checkpoint
+from wbmm.train.checkpoint import CorruptCheckpoint, latest, read, write
+
+
+def payload(number: int) -> dict:
+    return {"model": {"weight": torch.full((100,), float(number))}, "optimizer": {}, "position": {}, "config": {}}
+
+
+def number_in(path) -> int:
+    return int(read(path)["model"]["weight"][0])
+
+
+def damage(path):
+    """Flips a byte in the middle of the weight; in a new file, since `last` and `best` may be one."""
+    weight = torch.load(path, weights_only=True)["model"]["weight"]
+    data = bytearray(path.read_bytes())
+    data[data.index(weight.numpy().tobytes()) + 200] ^= 0xFF
+    path.unlink()
+    path.write_bytes(data)
+
+
+def test_the_last_two_stay_and_the_names_are_whole_files(tmp_path):
+    for number in range(1, 5):
+        write(tmp_path, payload(number), best=number == 2, keep_epoch=number if number == 3 else None)
+    names = {path.name: number_in(path) for path in tmp_path.iterdir()}
+    assert names == {"last.pt": 4, "last-1.pt": 3, "best.pt": 2, "epoch-0003.pt": 3}
+
+
+def test_a_plain_safe_load_reads_it(tmp_path):
+    path = write(tmp_path, payload(1) | checkpoint.environment())
+    state = torch.load(path, weights_only=True)
+    assert state["versions"]["torch"] == torch.__version__
+    assert set(state["versions"]) == {"wbmm", "torch", "timm", "python"}
+
+
+def test_one_flipped_byte_in_a_weight_is_found(tmp_path):
+    path = write(tmp_path, payload(7))
+    damage(path)
+    assert torch.load(path, weights_only=True), "torch itself does not notice, or this test shows nothing"
+    with pytest.raises(CorruptCheckpoint, match=r"last.pt is damaged: .*checksum|Bad CRC"):
+        read(path)
+
+
+@pytest.mark.parametrize("length", [0, 10, 0.5, 0.99])
+def test_a_truncated_file_is_found(tmp_path, length):
+    path = write(tmp_path, payload(7))
+    data = path.read_bytes()
+    path.write_bytes(data[: length if isinstance(length, int) else int(len(data) * length)])
+    with pytest.raises(CorruptCheckpoint, match=r"last.pt is damaged"):
+        read(path)
+
+
+def test_a_damaged_last_falls_back_and_says_so(tmp_path):
+    for number in (1, 2):
+        write(tmp_path, payload(number))
+    damage(tmp_path / "last.pt")
+    said = []
+    assert latest(tmp_path, said.append) == tmp_path / "last-1.pt"
+    assert len(said) == 1
+    assert "last.pt is damaged" in said[0]
+    assert "falling back to" in said[0]
+
+
+def test_a_sound_last_says_nothing(tmp_path):
+    write(tmp_path, payload(1))
+    said = []
+    assert latest(tmp_path, said.append) == tmp_path / "last.pt"
+    assert said == []
+
+
+def test_all_damaged_is_an_error_and_none_is_none(tmp_path):
+    assert latest(tmp_path) is None
+    for number in (1, 2):
+        write(tmp_path, payload(number))
+    for name in ("last.pt", "last-1.pt"):
+        damage(tmp_path / name)
+    with pytest.raises(
+        ValueError, match=r"no checkpoint in .* can be read: .*last.pt is damaged.*last-1.pt is damaged"
+    ):
+        latest(tmp_path)
+
+
+def test_weights_alone_are_not_a_run(tmp_path):
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "weights.pt")
+    with pytest.raises(ValueError, match=r"init=.*weights.pt"):
+        read(tmp_path / "weights.pt")
+    with pytest.raises(ValueError, match="no checkpoint file"):
+        read(tmp_path / "gone.pt")
+
+
+@pytest.mark.parametrize("call", range(4))
+def test_a_death_at_any_moment_of_writing_leaves_a_whole_checkpoint(tmp_path, monkeypatch, call):
+    """Stops at the n-th operation on the file system, as a kill would."""
+    for number in (1, 2):
+        write(tmp_path, payload(number))
+    calls = 0
+
+    def dying(function):
+        def wrapper(*args):
+            nonlocal calls
+            calls += 1
+            if calls > call:
+                raise KeyboardInterrupt
+            return function(*args)
+
+        return wrapper
+
+    for name in ("fsync", "link", "replace"):
+        monkeypatch.setattr(os, name, dying(getattr(os, name)))
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path, payload(3))
+    monkeypatch.undo()
+    assert number_in(latest(tmp_path)) in (2, 3)
+    write(tmp_path, payload(4))
+    assert number_in(latest(tmp_path)) == 4
+
+
+def test_a_failed_write_leaves_the_last_one(tmp_path, monkeypatch):
+    write(tmp_path, payload(1))
+
+    def full(value, file):
+        file.write(b"part")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="No space left"):
+        write(tmp_path, payload(2))
+    assert number_in(latest(tmp_path)) == 1
+
+
+def test_a_file_system_without_links(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError("Operation not permitted")
+
+    monkeypatch.setattr(os, "link", refuse)
+    for number in (1, 2):
+        write(tmp_path, payload(number), best=True)
+    assert [number_in(tmp_path / name) for name in ("last.pt", "last-1.pt", "best.pt")] == [2, 1, 2]

@@ -1,0 +1,112 @@
+import os
+import signal
+
+import pytest
+import torch
+
+from wbmm.train.config import load_config
+from wbmm.train.dist import World
+from wbmm.train.evaluate import evaluate
+from wbmm.train.run import fit
+
+# What two processes and one can have in common: batch norm sees each process's share alone, so it must not look.
+COMPARABLE = {
+    "model": {"drop_path": 0.0, "bn_eval": True},
+    "augment": {"reprob": 0.0, "hflip": 0.0, "scale": [1.0, 1.0], "ratio": [1.0, 1.0]},
+    "mix": {"mixup": 0.0, "cutmix": 0.0},
+    "schedule": {"epochs": 2},
+}
+
+
+def out_of(config):
+    return config.parent / "out"
+
+
+@pytest.fixture(scope="module")
+def one_process(make_config):
+    config = make_config(**COMPARABLE)
+    fit(load_config(config))
+    return config
+
+
+def nodes(count: int, port: int) -> list[list[str]]:
+    """torchrun's arguments: one agent with two workers, or two agents with one worker each."""
+    if count == 1:
+        return [["--standalone", "--nproc_per_node=2"]]
+    rendezvous = ["--rdzv_backend=c10d", f"--rdzv_endpoint=127.0.0.1:{port}", "--rdzv_id=test"]
+    return [["--nnodes=2", "--nproc_per_node=1", "--local_addr=127.0.0.1", *rendezvous]] * 2
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(1, id="one node", marks=pytest.mark.heavy), pytest.param(2, id="two nodes")]
+)
+def test_two_processes_give_the_losses_of_one(count, one_process, make_config, start, metrics, free_port):
+    config = make_config(**COMPARABLE)
+    agents = [start(config, torchrun=arguments) for arguments in nodes(count, free_port())]
+    for agent in agents:
+        assert agent.wait() == 0, agent.text()
+    for kind, names in (("train", ("loss", "lr")), ("eval", ("loss", "top1", "ema_top1"))):
+        got, expected = metrics(out_of(config), kind), metrics(out_of(one_process), kind)
+        assert len(got) == len(expected) > 0
+        for name in names:
+            assert [r[name] for r in got] == pytest.approx([r[name] for r in expected], rel=2e-4), name
+
+
+@pytest.mark.heavy
+def test_a_stuck_rank_ends_the_run_with_the_reason(make_config, start, wait_for_step, free_port):
+    config = make_config(schedule={"epochs": 1000}, timeout=5)
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    first, second = (start(config, env={**address, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in (0, 1))
+    wait_for_step(first, out_of(config), 3)
+    os.kill(second.popen.pid, signal.SIGSTOP)
+    assert first.wait() != 0
+    assert "rank 0: another process is gone or stuck" in first.text()
+
+
+def test_a_signal_to_the_launcher_saves_on_all_ranks_and_stops(make_config, start, wait_for_step):
+    data = {"in_memory": False, "workers": 1}  # the launcher signals the data workers as well
+    config = make_config(schedule={"epochs": 1000}, save={"every_steps": 0}, data=data)
+    agent = start(config, torchrun=["--standalone", "--nproc_per_node=2"])
+    wait_for_step(agent, out_of(config), 3)
+    agent.popen.send_signal(signal.SIGTERM)
+    agent.wait()
+    assert (out_of(config) / "interrupted.json").exists(), agent.text()
+    state = torch.load(out_of(config) / "last.pt", weights_only=True)
+    assert state["position"]["step"] >= 3
+
+
+class Share:
+    """Images whose only pixel is their class, `wrong` of which the model below gets wrong."""
+
+    def __init__(self, size: int, sizes: list[int], wrong: int = 0):
+        targets = torch.arange(size) % 7
+        pixels = torch.where(torch.arange(size) < wrong, (targets + 1) % 7, targets)
+        self.size, self.batches = size, list(zip(pixels.split(sizes), targets.split(sizes), strict=True))
+
+    def __iter__(self):
+        return ((pixels[:, None, None, None].float(), targets) for pixels, targets in self.batches)
+
+
+class Reader(torch.nn.Module):
+    def forward(self, images):
+        return torch.nn.functional.one_hot(images.flatten().long(), 7).float() * 20
+
+
+def test_evaluation_counts_images_not_batches():
+    world = World(0, 1, torch.device("cpu"))
+    figures = evaluate(Reader(), Share(11, [4, 4, 3], wrong=3), world)
+    assert figures["top1"] == pytest.approx(100 * 8 / 11)
+    assert figures["loss"] == pytest.approx(20 * 3 / 11, rel=1e-5)
+
+
+def test_an_image_lost_in_evaluation_is_an_error():
+    world = World(0, 1, torch.device("cpu"))
+    share = Share(11, [4, 4, 3])
+    share.batches.pop()
+    with pytest.raises(RuntimeError, match="counted 8 images, but the validation set has 11"):
+        evaluate(Reader(), share, world)
+    assert evaluate(Reader(), share, world, exact=False)["top1"] == 100
+
+
+def test_an_evaluation_can_be_abandoned():
+    assert evaluate(Reader(), Share(4, [4]), World(0, 1, torch.device("cpu")), stop=lambda: True) is None

@@ -1,0 +1,189 @@
+import json
+import math
+import multiprocessing
+import os
+import signal
+
+import pytest
+import timm
+import torch
+
+from wbmm.train import engine
+from wbmm.train.config import load_config
+from wbmm.train.guard import BufferSnapshot, StopSignal, nonfinite_layers
+from wbmm.train.lock import lock_folder
+from wbmm.train.run import fit, main
+
+QUIET = {"save": {"every_steps": 1}, "schedule": {"epochs": 2}, "mix": {"mixup": 0.0, "cutmix": 0.0}}
+
+
+def out_of(config):
+    return config.parent / "out"
+
+
+def fit_with_poison(config, monkeypatch, steps, overrides=()):
+    """Trains with NaN images at the given steps (counted from 0)."""
+    original = engine.prepare
+
+    def poisoned(run, batch, micro):
+        images, targets = original(run, batch, micro)
+        return (images * math.nan if run.position.step in steps else images), targets
+
+    monkeypatch.setattr(engine, "prepare", poisoned)
+    return fit(load_config(config, overrides))
+
+
+def test_a_few_bad_steps_are_skipped_and_the_run_goes_on(make_config, monkeypatch, metrics, capsys):
+    config = make_config(**QUIET)
+    result = fit_with_poison(config, monkeypatch, steps={2, 3, 9}, overrides=["max_skips=2"])
+    assert result.status == "finished"
+    said = capsys.readouterr().err
+    assert "step skipped (2 of at most 2 in a row)" in said
+    losses = [record["loss"] for record in metrics(out_of(config))]
+    assert [step for step, loss in enumerate(losses) if not math.isfinite(loss)] == [2, 3, 9]
+    state = torch.load(out_of(config) / "last.pt", weights_only=True)
+    for name, value in {**state["model"], **state["ema"]}.items():
+        assert torch.isfinite(value).all(), name
+
+
+def test_too_many_bad_steps_stop_the_run_and_keep_the_last_good_checkpoint(make_config, monkeypatch):
+    config = make_config(**QUIET)
+    text = r"step 7, learning rate \S+: the loss is nan, after 2 skipped steps in a row; .*the input images.*intact"
+    with pytest.raises(FloatingPointError, match=text):
+        fit_with_poison(config, monkeypatch, steps=range(5, 100), overrides=["max_skips=2"])
+    state = torch.load(out_of(config) / "last.pt", weights_only=True)
+    assert state["position"]["step"] == 5
+    assert torch.load(out_of(config) / "last-1.pt", weights_only=True)["position"]["step"] == 4
+    assert all(torch.isfinite(value).all() for value in state["model"].values())
+    assert json.loads((out_of(config) / "status.json").read_text())["status"] == "failed"
+
+
+def test_the_layers_are_named_and_the_command_fails(make_config, capsys):
+    config = make_config(**QUIET)
+    overrides = ["optim.name=sgd", "optim.lr=1e30", "schedule.warmup_epochs=0", "max_skips=1", "optim.lr_batch=16"]
+    assert main([str(config), *overrides]) == 2
+    error = capsys.readouterr().err
+    assert "learning rate 1e+30" in error
+    assert "layers whose activations are not finite, in order: conv1" in error
+
+
+def test_layers_are_named_in_the_order_in_which_they_run():
+    model = timm.create_model("test_resnet", num_classes=5).eval()
+    images = torch.randn(2, 3, 32, 32)
+    assert nonfinite_layers(model, images) == []
+    with torch.no_grad():
+        model.layer2[0].conv1.weight.fill_(math.inf)
+    names = nonfinite_layers(model, images)
+    assert names[0] == "layer2.0.conv1"
+    assert not any(name.startswith("layer1") for name in names)
+    assert names[-1] == "fc"
+
+
+def test_gradients_that_are_not_finite_skip_the_step_too(make_config, monkeypatch, capsys):
+    config = make_config(**QUIET)
+    original = engine.forward
+
+    def steep(run, images, targets):
+        loss = original(run, images, targets)
+        zero = sum(parameter.sum() for parameter in run.model.parameters()) * 0
+        # sqrt has an infinite slope at 0: the loss is finite, its gradient is not
+        return loss + zero.sqrt() if run.position.step == 3 else loss
+
+    monkeypatch.setattr(engine, "forward", steep)
+    assert fit(load_config(config)).status == "finished"
+    assert "the gradients are not finite; step skipped (1 of at most 10" in capsys.readouterr().err
+
+
+def test_batch_norm_statistics_come_back():
+    model = torch.nn.BatchNorm2d(3)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    snapshot = BufferSnapshot(model)
+    model(torch.full((2, 3, 4, 4), math.nan))
+    assert not torch.isfinite(model.running_mean).any()
+    snapshot.restore()
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1"])
+def test_a_signal_is_remembered_and_the_handler_put_back(name):
+    number = signal.Signals[name]
+    before = signal.getsignal(number)
+    with StopSignal() as stop:
+        assert stop.name is None
+        os.kill(os.getpid(), number)
+        assert stop.name == name
+    assert signal.getsignal(number) == before
+
+
+@pytest.fixture(scope="module")
+def whole(make_config):
+    """A run that nothing disturbs."""
+    config = make_config()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    fit(load_config(config))
+    torch.set_num_threads(threads)
+    return config
+
+
+@pytest.mark.parametrize(("name", "moment"), [("SIGTERM", "step"), ("SIGUSR1", "evaluation")])
+def test_a_signal_saves_and_stops_and_resuming_leaves_no_trace(
+    name, moment, whole, make_config, monkeypatch, assert_same_state, metrics
+):
+    stopped = make_config()
+    place = "forward" if moment == "step" else "measure"
+    original = getattr(engine, place)
+
+    def interrupted(run, *args):
+        if run.position.step == (11 if moment == "step" else 16):
+            os.kill(os.getpid(), signal.Signals[name])
+        return original(run, *args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, place, interrupted)
+        result = fit(load_config(stopped))
+    step = 12 if moment == "step" else 16
+    assert (result.status, result.step) == ("stopped", step)
+    marker = json.loads((out_of(stopped) / "interrupted.json").read_text())
+    assert marker == {"signal": name, "step": step, "total_steps": 24}
+    assert fit(load_config(stopped, ["resume=auto"])).status == "finished"
+    assert not (out_of(stopped) / "interrupted.json").exists()
+    assert_same_state(out_of(whole) / "last.pt", out_of(stopped) / "last.pt")
+    for kind in ("train", "eval"):
+        got, expected = ([(r["step"], r["loss"]) for r in metrics(out_of(run), kind)] for run in (stopped, whole))
+        assert got == expected
+
+
+def test_a_dead_data_worker_ends_the_run_with_the_reason(make_config, monkeypatch):
+    config = make_config(data={"in_memory": False, "workers": 1})
+    original = engine.forward
+
+    def deadly(run, images, targets):
+        if run.position.step == 3:
+            for worker in multiprocessing.active_children():
+                worker.kill()
+        return original(run, images, targets)
+
+    monkeypatch.setattr(engine, "forward", deadly)
+    with pytest.raises(RuntimeError, match=r"DataLoader worker \(pid.*(killed|exited)"):
+        fit(load_config(config))
+    assert json.loads((out_of(config) / "status.json").read_text())["status"] == "failed"
+
+
+def test_one_run_at_a_time_in_a_folder(tmp_path):
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:  # holds the folder until it is killed
+        with lock_folder(tmp_path):
+            os.write(writer, b"1")
+            signal.pause()
+    try:
+        os.read(reader, 1)
+        with pytest.raises(ValueError, match="another process is training"), lock_folder(tmp_path):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    with lock_folder(tmp_path):
+        pass

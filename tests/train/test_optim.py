@@ -1,0 +1,104 @@
+import pytest
+import timm
+import torch
+import torch.nn as nn
+
+import wbmm  # noqa: F401  (registers the models)
+from wbmm.train.config import OptimConfig, ScheduleConfig
+from wbmm.train.optim import build_optimizer, build_scheduler, freeze, set_train_mode
+
+
+@pytest.fixture(scope="module")
+def wbmm_a() -> nn.Module:
+    return timm.create_model("wbmm_a", num_classes=10)
+
+
+def decayed(model, optimizer) -> dict[str, bool]:
+    by_id = {id(p): group["weight_decay"] > 0 for group in optimizer.param_groups for p in group["params"]}
+    return {name: by_id[id(parameter)] for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("layer_decay", [None, 0.8])
+def test_weight_decay_leaves_out_vectors_and_biases_and_keeps_grn_and_tables(wbmm_a, layer_decay):
+    optimizer = build_optimizer(wbmm_a, OptimConfig(layer_decay=layer_decay), 1e-3)
+    for name, decay in decayed(wbmm_a, optimizer).items():
+        parameter = wbmm_a.get_parameter(name)
+        if name.endswith(("grn.gamma", "grn.beta", ".table")):
+            assert decay, name
+        else:
+            assert decay == (parameter.ndim > 1 and not name.endswith(".bias")), name
+    names = [name for name, _ in wbmm_a.named_parameters()]
+    assert any(name.endswith("grn.beta") for name in names)
+    assert any(name.endswith(".table") for name in names)
+
+
+def test_the_recipe_reaches_adamw(wbmm_a):
+    optimizer = build_optimizer(wbmm_a, OptimConfig(betas=[0.8, 0.9], eps=1e-6, weight_decay=0.1), 3e-3)
+    assert type(optimizer) is torch.optim.AdamW
+    assert {group["betas"] for group in optimizer.param_groups} == {(0.8, 0.9)}
+    assert {group["eps"] for group in optimizer.param_groups} == {1e-6}
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, 0.1}
+    assert {group["lr"] for group in optimizer.param_groups} == {3e-3}
+
+
+def test_an_optimiser_without_betas(wbmm_a):
+    assert isinstance(build_optimizer(wbmm_a, OptimConfig(name="sgd"), 0.1), torch.optim.SGD)
+    with pytest.raises(ValueError, match="'adamww' is not one of timm's optimisers"):
+        build_optimizer(wbmm_a, OptimConfig(name="adamww"), 0.1)
+
+
+def test_layer_decay_slows_the_early_layers(wbmm_a):
+    optimizer = build_optimizer(wbmm_a, OptimConfig(layer_decay=0.5), 1e-3)
+    build_scheduler(optimizer, ScheduleConfig(epochs=2, warmup_epochs=0), 4).step_update(0)
+    lr = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    stem = lr[id(wbmm_a.get_parameter("stem.conv1.weight"))]
+    last = lr[id(wbmm_a.get_parameter("stages.3.blocks.1.ffn.fc1.weight"))]
+    head = lr[id(wbmm_a.get_parameter("head.fc.weight"))]
+    assert stem < last < head == pytest.approx(1e-3)
+
+
+def test_warm_up_is_linear_and_the_cosine_ends_at_the_minimum():
+    weight = nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scheduler = build_scheduler(optimizer, ScheduleConfig(epochs=10, warmup_epochs=2, warmup_lr=0.0, min_lr=0.1), 5)
+
+    def at(step: int) -> float:
+        scheduler.step_update(step)
+        return optimizer.param_groups[0]["lr"]
+
+    assert [at(step) for step in (0, 1, 5, 9)] == pytest.approx([0.0, 0.1, 0.5, 0.9])
+    assert at(25) == pytest.approx(0.55)
+    assert at(50) == pytest.approx(0.1)
+    assert at(7) == pytest.approx(0.7), "a pure function of the step"
+
+
+def test_unknown_schedule():
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=1.0)
+    with pytest.raises(ValueError, match="'cosinus'"):
+        build_scheduler(optimizer, ScheduleConfig(name="cosinus"), 5)
+
+
+def test_freezing_by_whole_name_parts():
+    model = timm.create_model("wbmm_a", num_classes=10)
+    freeze(model, ["stem", "stages.0"])
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    assert frozen == {name for name, _ in model.named_parameters() if name.startswith(("stem.", "stages.0."))}
+    optimizer = build_optimizer(model, OptimConfig(), 1e-3)
+    trained = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+    assert trained == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    with pytest.raises(ValueError, match="no parameter is under 'stage'; the model's parts: head, stages, stem"):
+        freeze(model, ["stage"])
+    with pytest.raises(ValueError, match="leaves no parameter to train"):
+        freeze(model, ["stem", "stages", "head"])
+
+
+def test_frozen_batch_norms_keep_their_statistics():
+    model = timm.create_model("wbmm_a", num_classes=10)
+    set_train_mode(model, ["stages.0"], bn_eval=False)
+    training = {name: m.training for name, m in model.named_modules() if isinstance(m, nn.BatchNorm2d)}
+    assert {name for name, value in training.items() if not value} == {
+        name for name in training if name.startswith("stages.0.")
+    }
+    assert model.training
+    set_train_mode(model, [], bn_eval=True)
+    assert not any(m.training for m in model.modules() if isinstance(m, nn.BatchNorm2d))

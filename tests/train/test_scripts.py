@@ -1,0 +1,66 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+
+# Slurm's commands as far as the launcher uses them: a step that ends up outside the script's reach, and a signal to
+# every process of it.
+STUBS = {
+    "srun": 'setsid "$@" & echo $! > "$STUB/step"; wait $!',
+    "scancel": """
+        echo "scancel $*" >> "$STUB/calls"
+        tree() { for child in $(cat /proc/$1/task/*/children); do tree $child; done; kill -USR1 $1; }
+        tree $(cat "$STUB/step")
+    """,
+    "scontrol": 'if [ "$1" = show ]; then echo 127.0.0.1; else echo "scontrol $*" >> "$STUB/calls"; fi',
+}
+
+
+@pytest.fixture
+def slurm(tmp_path) -> dict[str, str]:
+    """The environment of a batch script, with stand-ins for Slurm's commands first on the path."""
+    for name, body in STUBS.items():
+        (tmp_path / name).write_text(f"#!/usr/bin/env bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    return {
+        "STUB": str(tmp_path),
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "PYTHON": sys.executable,
+        "GPUS": "1",
+        "WBMM_HOME": str(SCRIPTS.parent),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "node",
+        "SLURM_NNODES": "1",
+    }
+
+
+def test_preemption_saves_and_requeues(slurm, tmp_path, make_config, start_command, wait_for_step):
+    config = make_config(schedule={"epochs": 1000}, save={"every_steps": 0}, data={"in_memory": False, "workers": 1})
+    out = config.parent / "out"
+    command = ["bash", str(SCRIPTS / "train_slurm.sh"), str(config), f"out={out}"]
+    script = start_command(command, config.parent, slurm)
+    wait_for_step(script, out, 3)
+    script.popen.send_signal(signal.SIGUSR1)
+    assert script.wait() == 0, script.text()
+    assert (tmp_path / "calls").read_text().splitlines() == ["scancel --signal=USR1 7", "scontrol requeue 7"]
+    state = torch.load(out / "last.pt", weights_only=True)
+    assert state["position"]["step"] >= 3
+    assert "SIGUSR1: saved at step" in script.text()
+
+
+def test_the_slurm_script_wants_to_know_the_folder(slurm):
+    result = subprocess.run(
+        ["bash", str(SCRIPTS / "train_slurm.sh"), "x.yaml"],
+        env={**os.environ, **slurm},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert "say out=FOLDER" in result.stderr

@@ -1,0 +1,153 @@
+"""From a configuration to a model, a run, and a run that continues another."""
+
+import difflib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import timm
+import torch
+import torch.nn as nn
+from timm.layers import convert_sync_batchnorm
+from timm.utils import ModelEmaV3
+from torch.nn.parallel import DistributedDataParallel
+
+from . import checkpoint
+from .config import TrainConfig, config_from_dict, to_dict
+from .dist import World, broadcast_object
+from .engine import Position, Run
+from .optim import freeze
+
+__all__ = ["build_ema", "build_model", "check_same_run", "find_resume", "restore", "set_reproducible", "wrap"]
+
+
+def set_reproducible(config: TrainConfig):
+    torch.manual_seed(config.seed)
+    if config.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.backends.cudnn.benchmark = False
+
+
+def build_model(config: TrainConfig, num_classes: int, world: World) -> nn.Module:
+    """The model by its timm name, on its device, with what is frozen frozen."""
+    options = {"num_classes": num_classes, "in_chans": config.data.in_chans} | config.model.args
+    if config.model.drop_path:
+        options["drop_path_rate"] = config.model.drop_path
+    if not timm.is_model(config.model.name):
+        near = difflib.get_close_matches(config.model.name, timm.list_models(), n=3)
+        hint = f"; near it: {', '.join(near)}" if near else ""
+        raise ValueError(f"model.name {config.model.name!r} is not a model that timm knows{hint}")
+    model = timm.create_model(config.model.name, **options)
+    if config.model.grad_checkpointing:
+        model.set_grad_checkpointing()
+    freeze(model, config.model.freeze)
+    if config.model.sync_bn:
+        if world.device.type == "cuda":
+            model = convert_sync_batchnorm(model)
+        elif world.size > 1:
+            raise ValueError("model.sync_bn needs CUDA: torch has no SyncBatchNorm for the CPU; set it to false")
+    layout = torch.channels_last if config.model.channels_last else torch.contiguous_format
+    return model.to(world.device, memory_format=layout)
+
+
+def build_ema(model: nn.Module, config: TrainConfig) -> ModelEmaV3 | None:
+    if config.ema.decay is None:
+        return None
+    return ModelEmaV3(model, decay=config.ema.decay, use_warmup=config.ema.warmup)
+
+
+def wrap(model: nn.Module, config: TrainConfig, world: World) -> nn.Module:
+    """Compiles the model if asked, in place so that its names stay, and puts DDP around it for several processes."""
+    if config.model.compile:
+        model.compile()
+    if world.size == 1:
+        return model
+    # Buffers in no state dict are constants (the index of a window), which DDP would send to all at every step.
+    constants = sorted({name for name, _ in model.named_buffers()} - model.state_dict().keys())
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, constants)
+    return DistributedDataParallel(
+        model,
+        device_ids=[world.device.index] if world.device.type == "cuda" else None,
+        gradient_as_bucket_view=True,
+    )
+
+
+def find_resume(config: TrainConfig, world: World, say: Callable[[str], None]) -> Path | None:
+    """The checkpoint to continue from, chosen by rank 0 for all; refuses to write over another run."""
+    out = Path(config.out)
+    found, error = None, None
+    if world.main:
+        try:
+            if config.resume == "auto":
+                found = checkpoint.latest(out, say)
+            elif config.resume:
+                found = Path(config.resume)
+                checkpoint.read(found)
+            elif (out / checkpoint.LAST).exists():
+                raise ValueError(f"{out} already holds a run: continue it with resume=auto, or choose another out=")
+        except (ValueError, checkpoint.CorruptCheckpoint) as problem:
+            error = str(problem)
+    found, error = broadcast_object((found, error), world)
+    if error:
+        raise ValueError(error)
+    return found
+
+
+def check_same_run(saved: dict, config: TrainConfig, num_classes: int, path: Path):
+    """Raises unless the checkpoint is of this model; before anything is built from it."""
+    before = config_from_dict(saved["config"], where=str(path))
+    here = (config.model.name, config.model.args, num_classes)
+    there = (before.model.name, before.model.args, saved["num_classes"])
+    if here != there:
+        raise ValueError(
+            f"{path} is a checkpoint of another model: {_describe(*there)}; this run is of {_describe(*here)}. "
+            f"resume= continues the same run; to start a new one from those weights use init={path}"
+        )
+
+
+def _describe(name: str, args: dict, num_classes: int) -> str:
+    return f"{name} with {num_classes} classes" + (f" and {args}" if args else "")
+
+
+def restore(run: Run, saved: dict, path: Path) -> list[str]:
+    """Puts a checkpoint's state into a run; returns what to tell the user."""
+    position = dict(saved["position"])
+    steps_per_epoch = position.pop("steps_per_epoch")
+    if steps_per_epoch != run.data.train.steps_per_epoch:
+        raise ValueError(
+            f"{path} counts {steps_per_epoch} steps an epoch, this run {run.data.train.steps_per_epoch}: "
+            "the training set or global_batch has changed, so its position has no meaning here"
+        )
+    if (saved["ema"] is None) != (run.ema is None):
+        raise ValueError(
+            f"{path} was saved {'without' if saved['ema'] is None else 'with'} an EMA; set ema.decay alike"
+        )
+    try:
+        run.model.load_state_dict(saved["model"])
+        if run.ema is not None:
+            run.ema.module.load_state_dict(saved["ema"])
+        run.optimizer.load_state_dict(saved["optimizer"])
+        run.scaler.load_state_dict(saved["scaler"])
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"{path} does not fit this run's model and optimiser: {error}") from error
+    run.position = Position(**position)
+    texts = [f"resumed from {path} at step {run.position.step} of {run.total_steps}"]
+    changed = _changes(saved["config"], to_dict(run.config))
+    if changed:
+        texts.append(f"changed since that checkpoint: {'; '.join(changed)}")
+    else:
+        run.scheduler.load_state_dict(saved["scheduler"])
+    return texts
+
+
+def _changes(before: dict, after: dict, prefix: str = "") -> list[str]:
+    harmless = {"resume", "init", "out", "timeout", "log.every", "log.name", "batch", "data.workers", "data.root"}
+    changes = []
+    for key, value in after.items():
+        name, old = prefix + key, before.get(key)
+        if isinstance(value, dict) and isinstance(old, dict):
+            changes += _changes(old, value, f"{name}.")
+        elif value != old and name not in harmless:
+            changes.append(f"{name} {old!r} -> {value!r}")
+    return changes

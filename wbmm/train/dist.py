@@ -1,0 +1,100 @@
+"""Process groups: one process or many, each wait bounded in time, so that a dead rank ends the run."""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as td
+import torch.nn as nn
+from torch import Tensor
+
+__all__ = ["World", "all_sum", "broadcast_buffers", "broadcast_object", "gather_objects", "is_peer_failure", "setup"]
+
+# What the backends say when another process is gone or stuck; their exception types do not tell it apart.
+_PEER_FAILURES = ("connection closed", "connection reset", "broken pipe", "timed out", "timeout", "nccl", "gloo")
+
+
+@dataclass(frozen=True)
+class World:
+    rank: int
+    size: int
+    device: torch.device
+
+    @property
+    def main(self) -> bool:
+        return self.rank == 0
+
+    def close(self):
+        if td.is_initialized():
+            td.destroy_process_group()
+
+
+def setup(device: str = "auto", timeout: float = 600.0) -> World:
+    """Reads torchrun's environment and joins the process group: nccl on CUDA, gloo on the CPU, none for one process."""
+    rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    place = _pick_device(device, int(os.environ.get("LOCAL_RANK", 0)))
+    if size > 1 and not td.is_initialized():
+        options = {"device_id": place} if place.type == "cuda" else {}
+        td.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout), **options)
+    return World(rank, size, place)
+
+
+def _pick_device(name: str, local_rank: int) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"device {name!r} is not one that torch knows; valid: auto, cpu, cuda, cuda:0") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device {name!r} is not supported; valid: auto, cpu, cuda, cuda:0")
+    if device.type == "cpu":
+        return device
+    if not torch.cuda.is_available():
+        raise ValueError(f"device {name!r} was asked for, but torch finds no CUDA device here; use device=cpu")
+    device = torch.device("cuda", local_rank if device.index is None else device.index)
+    if device.index >= torch.cuda.device_count():
+        raise ValueError(f"no CUDA device {device.index}: this node has {torch.cuda.device_count()}")
+    torch.cuda.set_device(device)
+    return device
+
+
+def all_sum(values: list[float | Tensor], world: World) -> list[float]:
+    """Sums each value over the processes."""
+    total = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=world.device) for value in values])
+    if world.size > 1:
+        td.all_reduce(total)
+    return total.tolist()
+
+
+def broadcast_object(value, world: World):
+    """Rank 0's `value`, on every rank."""
+    if world.size == 1:
+        return value
+    holder = [value]
+    td.broadcast_object_list(holder, src=0)
+    return holder[0]
+
+
+def gather_objects(value, world: World) -> list:
+    """Every rank's `value`, on every rank."""
+    if world.size == 1:
+        return [value]
+    values = [None] * world.size
+    td.all_gather_object(values, value)
+    return values
+
+
+def broadcast_buffers(module: nn.Module, world: World):
+    """Gives every rank rank 0's buffers (batch-norm statistics), the ones that are saved."""
+    if world.size > 1:
+        for buffer in module.buffers():
+            td.broadcast(buffer, src=0)
+
+
+def is_peer_failure(error: BaseException) -> bool:
+    """Whether `error` comes from waiting for another process rather than from this one."""
+    if isinstance(error, td.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _PEER_FAILURES)

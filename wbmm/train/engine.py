@@ -1,0 +1,300 @@
+"""The training loop, in the order in which things happen."""
+
+import math
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+from timm.loss import SoftTargetCrossEntropy
+from timm.scheduler.scheduler import Scheduler
+from timm.utils import ModelEmaV3
+from torch import Tensor
+
+from . import checkpoint
+from .batch import BatchPlan
+from .clock import Clock, memory_mb
+from .config import TrainConfig, to_dict
+from .data import Data, Mixer
+from .data.order import hash64
+from .dist import World, all_sum, gather_objects
+from .evaluate import evaluate
+from .guard import BufferSnapshot, StopSignal, nonfinite_gradients, nonfinite_layers, write_marker
+from .log import RunLogger
+from .optim import set_train_mode
+
+__all__ = ["Position", "Run", "train"]
+
+FINISHED, STOPPED = "finished", "stopped"
+STEP_RANDOMNESS = 100  # what the hash is for; data.order uses the small numbers
+AMP_DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass
+class Position:
+    """Where a run is. Randomness is a function of it, so that it is all that resuming needs besides the weights."""
+
+    step: int = 0  # optimiser steps done
+    evaluated: bool = True  # whether the evaluation that is due at this step has been done
+    skips: int = 0  # steps skipped in a row because of a loss that was not finite
+    best: float | None = None
+    metrics: dict = field(default_factory=dict)  # of the last evaluation
+
+
+@dataclass
+class Run:
+    """Everything that a run is made of, built by `wbmm.train.run`."""
+
+    config: TrainConfig
+    world: World
+    plan: BatchPlan
+    data: Data
+    mixer: Mixer
+    model: nn.Module  # the bare model: evaluated, saved
+    wrapped: nn.Module  # what is called in training: the model, or DDP around it
+    ema: ModelEmaV3 | None
+    optimizer: torch.optim.Optimizer
+    scheduler: Scheduler
+    scaler: torch.amp.GradScaler
+    stop: StopSignal
+    logger: RunLogger | None = None
+    position: Position = field(default_factory=Position)
+    criterion: nn.Module = field(default_factory=SoftTargetCrossEntropy)
+
+    @property
+    def out(self) -> Path:
+        return Path(self.config.out)
+
+    @property
+    def total_steps(self) -> int:
+        return self.config.schedule.epochs * self.data.train.steps_per_epoch
+
+    @property
+    def amp_dtype(self) -> torch.dtype | None:
+        return AMP_DTYPES[self.config.amp]
+
+    @property
+    def lr(self) -> float:
+        return max(group["lr"] for group in self.optimizer.param_groups)
+
+
+def train(run: Run) -> str:
+    """Trains from the run's position to the end, or to a signal; returns `finished` or `stopped`."""
+    per_epoch = run.data.train.steps_per_epoch
+    if not run.position.evaluated and not finish_epoch(run, run.position.step // per_epoch):
+        return interrupt(run)
+    for epoch in range(run.position.step // per_epoch, run.config.schedule.epochs):
+        if train_epoch(run, epoch) or not finish_epoch(run, epoch + 1):
+            return interrupt(run)
+    return FINISHED
+
+
+def train_epoch(run: Run, epoch: int) -> bool:
+    """Trains one epoch, or what is left of it; returns whether a signal asked to stop."""
+    config, position = run.config, run.position
+    per_epoch = run.data.train.steps_per_epoch
+    set_train_mode(run.model, config.model.freeze, config.model.bn_eval)
+    batches = run.data.train.epoch(epoch, position.step - epoch * per_epoch)
+    clock = Clock()
+    while position.step < (epoch + 1) * per_epoch:
+        with clock.waiting():
+            micro_batches = next(batches)
+        loss, stop = train_step(run, micro_batches)
+        clock.steps += 1
+        position.step += 1
+        position.evaluated = position.step % per_epoch != 0
+        if position.step == 1 or position.step % config.log.every == 0 or position.step == run.total_steps:
+            report(run, loss, clock)
+        if stop:
+            return True
+        if config.save.every_steps and position.step % config.save.every_steps == 0 and position.evaluated:
+            save_unless_skipping(run)
+    return False
+
+
+def report(run: Run, loss: float, clock: Clock):
+    """Logs this step's loss and the speed since the report before."""
+    seconds, wait = clock.read()
+    step = run.position.step
+    run.logger.train(
+        step=step,
+        epoch=step / run.data.train.steps_per_epoch,
+        loss=loss,
+        lr=run.lr,
+        images_per_s=run.plan.global_batch / seconds,
+        data_wait=wait,
+        memory_mb=memory_mb(run.world.device),
+        eta_s=seconds * (run.total_steps - step),
+    )
+
+
+def train_step(run: Run, micro_batches: list[tuple[Tensor, Tensor]]) -> tuple[float, bool]:
+    """One optimiser step on the global batch; returns its mean loss and whether any process was asked to stop."""
+    step, world = run.position.step, run.world
+    torch.manual_seed(int(hash64(run.config.seed, STEP_RANDOMNESS, step, world.rank)[0] >> 1))
+    run.scheduler.step_update(step)
+    buffers = BufferSnapshot(run.model)
+    losses = []
+    for micro, batch in enumerate(micro_batches):
+        images, targets = prepare(run, batch, micro)
+        last = micro == len(micro_batches) - 1
+        with nullcontext() if last or world.size == 1 else run.wrapped.no_sync():
+            loss = forward(run, images, targets) / len(micro_batches)
+            run.scaler.scale(loss).backward()
+        losses.append(loss.detach())
+    loss, stop = all_sum([torch.stack(losses).sum() / world.size, run.stop.name is not None], world)
+    if update(run, math.isfinite(loss)):
+        run.position.skips = 0
+    else:
+        buffers.restore()
+        worst = next((micro for micro, loss in enumerate(losses) if not torch.isfinite(loss)), 0)
+        skip(run, loss, micro_batches[worst], worst)
+    run.optimizer.zero_grad(set_to_none=True)
+    return loss, stop > 0
+
+
+def prepare(run: Run, batch: tuple[Tensor, Tensor] | None, micro: int) -> tuple[Tensor, Tensor]:
+    step = run.position.step
+    if batch is None:
+        raise RuntimeError(f"step {step}: every image of a batch is damaged")
+    layout = torch.channels_last if run.config.model.channels_last else torch.contiguous_format
+    images = batch[0].to(run.world.device, non_blocking=True)
+    targets = batch[1].to(run.world.device, non_blocking=True)
+    images, targets = run.mixer(images, targets, step, micro)
+    return images.contiguous(memory_format=layout), targets
+
+
+def forward(run: Run, images: Tensor, targets: Tensor) -> Tensor:
+    with torch.autocast(run.world.device.type, run.amp_dtype, enabled=run.amp_dtype is not None):
+        logits = run.wrapped(images)
+    return run.criterion(logits.float(), targets)
+
+
+def update(run: Run, finite: bool) -> bool:
+    """Applies the gradients unless they, or the loss, are not finite; returns whether all was well."""
+    clip = run.config.optim.clip_grad
+    run.scaler.unscale_(run.optimizer)
+    parameters = [parameter for parameter in run.model.parameters() if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+    good = finite and math.isfinite(norm.item())
+    if good and clip is not None:
+        torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
+    if good:
+        run.scaler.step(run.optimizer)
+    run.scaler.update()  # fp16: lowers the scale where gradients overflowed
+    if good and run.ema is not None:
+        run.ema.update(run.model, run.position.step + 1 if run.config.ema.warmup else None)
+    # An overflow of fp16 gradients is how the scale is found, as long as the scale has room to fall.
+    return good or (finite and run.scaler.is_enabled() and run.scaler.get_scale() >= 1)
+
+
+def skip(run: Run, loss: float, batch: tuple[Tensor, Tensor], micro: int):
+    """Counts a step that was not applied; at the limit stops the run with what is known about the cause."""
+    position = run.position
+    position.skips += 1
+    what = f"the loss is {loss}" if not math.isfinite(loss) else "the gradients are not finite"
+    where = f"step {position.step}, learning rate {run.lr:.3g}"
+    if position.skips <= run.config.max_skips:
+        run.logger.message(
+            f"{where}: {what}; step skipped ({position.skips} of at most {run.config.max_skips} in a row)"
+        )
+        return
+    gradients = nonfinite_gradients(run.model)
+    images, _ = prepare(run, batch, micro)
+    found = gather_objects(nonfinite_layers(run.model, images), run.world)
+    layers = list(dict.fromkeys(name for names in found for name in names))
+    if layers:
+        cause = f"layers whose activations are not finite, in order: {_some(layers)}"
+    elif gradients:
+        cause = f"all activations are finite; gradients that are not: {_some(gradients)}"
+    else:
+        cause = "all activations and gradients are finite: the loss itself overflows"
+    raise FloatingPointError(
+        f"{where}: {what}, after {run.config.max_skips} skipped steps in a row; {cause}. "
+        f"The checkpoints in {run.out} are from before this and intact."
+    )
+
+
+def _some(names: list[str], count: int = 8) -> str:
+    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
+
+
+def finish_epoch(run: Run, epochs_done: int) -> bool:
+    """Evaluates if due, and saves; returns False if a signal stopped the evaluation."""
+    config, position = run.config, run.position
+    better = False
+    if epochs_done % config.eval_every == 0 or epochs_done == config.schedule.epochs:
+        metrics = measure(run)
+        if metrics is None:
+            return False
+        run.logger.eval(position.step, float(epochs_done), metrics)
+        score = metrics["top1" if run.ema is None else "ema_top1"]
+        better = position.best is None or score > position.best
+        position.best = max(score, -math.inf if position.best is None else position.best)
+        position.metrics = metrics
+    position.evaluated = True
+    keep = config.save.every_epochs and epochs_done % config.save.every_epochs == 0
+    save_unless_skipping(run, best=better and config.save.best, keep_epoch=epochs_done if keep else None)
+    return True
+
+
+def measure(run: Run) -> dict[str, float] | None:
+    """Evaluates the model and, if there is one, its moving average."""
+    metrics: dict[str, float] = {}
+    for prefix, model in (("", run.model), ("ema_", run.ema.module if run.ema else None)):
+        if model is None:
+            continue
+        figures = evaluate(
+            model,
+            run.data.val,
+            run.world,
+            run.amp_dtype,
+            run.config.model.channels_last,
+            stop=lambda: run.stop.name is not None,
+            exact=run.config.data.on_bad_image == "fail",
+        )
+        if figures is None:
+            return None
+        metrics |= {prefix + name: value for name, value in figures.items()}
+    return metrics
+
+
+def interrupt(run: Run) -> str:
+    """Saves where the run is and leaves the marker."""
+    save(run)
+    names = gather_objects(run.stop.name, run.world)
+    name = next((name for name in names if name), None)
+    if run.world.main:
+        write_marker(run.out, signal=name, step=run.position.step, total_steps=run.total_steps)
+    run.logger.message(
+        f"{name}: saved at step {run.position.step} of {run.total_steps} and stopped; continue with resume=auto"
+    )
+    return STOPPED
+
+
+def save_unless_skipping(run: Run, best: bool = False, keep_epoch: int | None = None):
+    """Saves, except in a row of skipped steps: the checkpoints from before it must not be rotated away."""
+    if run.position.skips == 0:
+        save(run, best, keep_epoch)
+
+
+def save(run: Run, best: bool = False, keep_epoch: int | None = None):
+    if run.world.main:
+        checkpoint.write(run.out, state(run), best, keep_epoch)
+
+
+def state(run: Run) -> dict:
+    """The content of a checkpoint."""
+    return {
+        "model": run.model.state_dict(),
+        "ema": run.ema.module.state_dict() if run.ema else None,
+        "optimizer": run.optimizer.state_dict(),
+        "scheduler": run.scheduler.state_dict(),
+        "scaler": run.scaler.state_dict(),
+        "position": asdict(run.position) | {"steps_per_epoch": run.data.train.steps_per_epoch},
+        "config": to_dict(run.config),
+        "num_classes": run.data.num_classes,
+        "class_names": run.data.class_names,
+        **checkpoint.environment(),
+    }

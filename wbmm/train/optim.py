@@ -1,0 +1,78 @@
+"""Optimiser, schedule and freezing, from timm's factories."""
+
+import torch.nn as nn
+from timm.optim import create_optimizer_v2, get_optimizer_info
+from timm.scheduler import create_scheduler_v2
+from timm.scheduler.scheduler import Scheduler
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim import Optimizer
+
+from .config import OptimConfig, ScheduleConfig
+
+__all__ = ["build_optimizer", "build_scheduler", "freeze", "set_train_mode"]
+
+
+def build_optimizer(model: nn.Module, config: OptimConfig, lr: float) -> Optimizer:
+    """Builds timm's optimiser with its parameter groups.
+
+    Weight decay is left off 1-d parameters and biases. GRN's gamma and beta (4-d) and the tables (2-d) are decayed.
+    """
+    try:
+        info = get_optimizer_info(config.name)
+    except ValueError as error:
+        raise ValueError(f"optim.name {config.name!r} is not one of timm's optimisers") from error
+    options = {}
+    if info.has_betas:
+        options["betas"] = tuple(config.betas)
+    if info.has_eps:
+        options["eps"] = config.eps
+    return create_optimizer_v2(
+        model,
+        opt=config.name,
+        lr=lr,
+        weight_decay=config.weight_decay,
+        layer_decay=config.layer_decay,
+        **options,
+    )
+
+
+def build_scheduler(optimizer: Optimizer, config: ScheduleConfig, steps_per_epoch: int) -> Scheduler:
+    """Builds timm's schedule, stepped once an optimiser step."""
+    scheduler, _ = create_scheduler_v2(
+        optimizer,
+        sched=config.name,
+        num_epochs=config.epochs,
+        warmup_epochs=config.warmup_epochs,
+        warmup_lr=config.warmup_lr,
+        min_lr=config.min_lr,
+        step_on_epochs=False,
+        updates_per_epoch=steps_per_epoch,
+    )
+    if scheduler is None:
+        raise ValueError(f"schedule.name {config.name!r} is not one of timm's schedules, e.g. cosine, step, poly")
+    return scheduler
+
+
+def freeze(model: nn.Module, prefixes: list[str]):
+    """Stops the training of every parameter whose name starts with one of `prefixes` (whole parts of the name)."""
+    for prefix in prefixes:
+        names = [name for name, _ in model.named_parameters() if _under(name, prefix)]
+        if not names:
+            parts = sorted({name.split(".")[0] for name, _ in model.named_parameters()})
+            raise ValueError(f"model.freeze: no parameter is under {prefix!r}; the model's parts: {', '.join(parts)}")
+        for name in names:
+            model.get_parameter(name).requires_grad_(False)
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("model.freeze leaves no parameter to train")
+
+
+def set_train_mode(model: nn.Module, frozen: list[str], bn_eval: bool):
+    """Train mode, but with the statistics of frozen batch norms (or of all, with `bn_eval`) kept as they are."""
+    model.train()
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and (bn_eval or any(_under(name, prefix) for prefix in frozen)):
+            module.eval()
+
+
+def _under(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(f"{prefix}.")

@@ -1,0 +1,154 @@
+"""A training run from its configuration to its summary: `wbmm train CONFIG [key=value ...]`."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+import wbmm  # noqa: F401  (registers the models)
+
+from . import checkpoint
+from .batch import plan_batch, scale_lr
+from .build import build_ema, build_model, check_same_run, find_resume, restore, set_reproducible, wrap
+from .config import TrainConfig, load_config, to_yaml
+from .data import Mixer, build_data
+from .dist import World, broadcast_object, is_peer_failure, setup
+from .engine import Run, train
+from .guard import StopSignal, clear_marker
+from .init import init_weights
+from .lock import lock_folder
+from .log import RunLogger
+from .metrics import write_text
+from .optim import build_optimizer, build_scheduler
+from .report import write_summary
+
+EXAMPLE = "wbmm train configs/digits.yaml schedule.epochs=20 out=runs/digits"
+
+__all__ = ["EXAMPLE", "Result", "add_arguments", "fit", "main", "run"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a run ended.
+
+    Attributes:
+        status: `finished`, or `stopped` by a signal.
+        out: The run's folder.
+        step: Optimiser steps done.
+        metrics: Figures of the last evaluation, e.g. top1 in per cent.
+        best: The best top1 (of the EMA where there is one).
+    """
+
+    status: str
+    out: Path
+    step: int
+    metrics: dict[str, float]
+    best: float | None
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", help="a YAML file, e.g. configs/imagenet/wbmm_t.yaml")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. data.root=/data/imagenet batch=64")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="train", description=__doc__)
+    add_arguments(parser)
+    return run(parser.parse_args(argv))
+
+
+def run(args: argparse.Namespace) -> int:
+    try:
+        fit(load_config(args.config, args.overrides))
+    except (ValueError, FloatingPointError) as error:
+        many = int(os.environ.get("WORLD_SIZE", 1)) > 1
+        print(f"[rank {os.environ['RANK']}] error: {error}" if many else f"error: {error}", file=sys.stderr, flush=True)
+        return 2
+    return 0
+
+
+def fit(config: TrainConfig) -> Result:
+    """Trains as configured, in this process and its peers if torchrun started any."""
+    world = setup(config.device, config.timeout)
+    with StopSignal() as stop:
+        try:
+            result = _fit(config, world, stop)
+        except RuntimeError as error:
+            if world.size > 1 and is_peer_failure(error):
+                raise RuntimeError(f"rank {world.rank}: another process is gone or stuck ({error})") from error
+            raise
+    # Not in a `finally`: after an error the peers may be gone, and leaving the group would wait for them.
+    world.close()
+    return result
+
+
+def _fit(config: TrainConfig, world: World, stop: StopSignal) -> Result:
+    with lock_folder(Path(config.out), world.main):
+        run = build(config, world, stop)
+        status = "failed"
+        try:
+            status = train(run)
+        finally:
+            run.logger.close(status)
+        if world.main:
+            write_summary(run.out)
+    position = broadcast_object(run.position, world)
+    return Result(status, run.out, position.step, position.metrics, position.best)
+
+
+def build(config: TrainConfig, world: World, stop: StopSignal) -> Run:
+    """Everything that can be wrong is found here, before the first step."""
+    texts: list[str] = []
+    set_reproducible(config)
+    plan = plan_batch(config.global_batch, config.batch, world.size)
+    lr, lr_text = scale_lr(config.optim.lr, config.optim.lr_batch, config.global_batch)
+    resume = find_resume(config, world, texts.append)
+    data = build_data(config, world.rank, world.size, plan.accumulation)
+    saved = checkpoint.read(resume) if resume else None
+    if saved:
+        check_same_run(saved, config, data.num_classes, resume)
+    model = build_model(config, data.num_classes, world)
+    if config.init and not saved:
+        texts.append(init_weights(model, Path(config.init), config.init_resize_tables))
+    ema = build_ema(model, config)
+    optimizer = build_optimizer(model, config.optim, lr)
+    built = Run(
+        config=config,
+        world=world,
+        plan=plan,
+        data=data,
+        mixer=Mixer(config, data.num_classes, world.rank),
+        model=model,
+        wrapped=model,
+        ema=ema,
+        optimizer=optimizer,
+        scheduler=build_scheduler(optimizer, config.schedule, data.train.steps_per_epoch),
+        scaler=torch.amp.GradScaler(world.device.type, enabled=config.amp == "fp16"),
+        stop=stop,
+    )
+    if saved:
+        texts += restore(built, saved, resume)
+    built.wrapped = wrap(model, config, world)  # after the weights are in: DDP sends rank 0's to all
+    open_log(built, saved is not None, [str(plan), lr_text, *texts])
+    return built
+
+
+def open_log(run: Run, resumed: bool, texts: list[str]) -> None:
+    """Starts the logs: the resolved configuration, printed and beside the run, and how it was arrived at."""
+    run.logger = RunLogger(run.config, run.out, run.world.main, run.position.step if resumed else None)
+    if run.world.main:
+        clear_marker(run.out)
+        write_text(run.out / "config.yaml", to_yaml(run.config))
+    run.logger.message(to_yaml(run.config).rstrip())
+    parameters = sum(parameter.numel() for parameter in run.model.parameters())
+    steps = run.data.train.steps_per_epoch
+    run.logger.message(
+        f"{run.config.model.name}: {parameters / 1e6:.2f} M parameters, {run.data.num_classes} classes, "
+        f"{run.total_steps} steps ({run.config.schedule.epochs} epochs of {steps}), output in {run.out}"
+    )
+    for text in texts:
+        run.logger.message(text)
