@@ -13,7 +13,7 @@ env: ## set up the core, train and export environment
 env-full: ## set up everything, mmcv's operators included (about 25 minutes the first time)
 	@PYTHON=$(PYTHON) bash scripts/setup_env.sh full
 
-demo: env ## build, run, fuse and compare a model; print one table
+demo: env ## train on handwritten digits, evaluate, fuse, export to ONNX; print one table
 	$(RUN) -m wbmm demo
 
 test: env-full ## the whole test suite

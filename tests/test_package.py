@@ -19,8 +19,12 @@ def python(code, **kwargs):
 
 
 def test_import_is_quiet_and_light():
-    heavy = [name for name in OPTIONAL if name != "triton"]  # torch itself may bring it
-    code = f"import sys, wbmm; print([name for name in {heavy} if name in sys.modules])"
+    code = (
+        "import sys, timm, torch, torchvision\n"  # which may bring some of them on their own
+        "had = set(sys.modules)\n"
+        "import wbmm\n"
+        f"print([name for name in {OPTIONAL} if name in sys.modules and name not in had])"
+    )
     result = python(code)
     assert result.returncode == 0, result.stderr
     assert result.stdout.strip() == "[]"

@@ -90,6 +90,7 @@ def test_compile_without_breaks_or_recompiles(form):
     assert counter.frame_count <= 2  # one for the first size, one with a dynamic batch for all others
 
 
+@pytest.mark.heavy  # compiles C++ for a minute
 def test_inductor():
     name, arguments = NETS["plain"]
     net = randomize(timm.create_model(name, **arguments)).eval()

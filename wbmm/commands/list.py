@@ -10,6 +10,7 @@ HEADERS = (
     "model",
     "task",
     "params M",
+    "fused M",
     "paper",
     "FLOPs G",
     "paper",
@@ -27,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def rows(name_filter: str = "*") -> list[list[str]]:
     """A row a model: computed at 224x224 beside what the paper prints."""
+    from wbmm.deploy.fuse import fuse
     from wbmm.models.profile import build_on_meta, count_macs, count_params
     from wbmm.zoo import load_zoo
 
@@ -41,6 +43,7 @@ def rows(name_filter: str = "*") -> list[list[str]]:
                 model.name,
                 model.task,
                 f"{count_params(net) / 1e6:.2f}",
+                f"{count_params(fuse(net)) / 1e6:.2f}",
                 str(paper["params"]),
                 f"{count_macs(net, (224, 224))[''] / 1e9:.2f}",
                 str(paper["flops"]),
@@ -59,5 +62,5 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"no model matches {args.filter!r}; `wbmm list` shows them all")
     print(render_table(HEADERS, table, markdown=args.markdown))
     if not args.markdown:
-        print("\nparams and FLOPs (multiply-adds at 224x224) are computed, training form; `paper`: as the paper prints")
+        print("\nparams and FLOPs (multiply-adds at 224x224) are computed; `paper` is what the paper prints")
     return 0

@@ -71,7 +71,8 @@ def partition_windows(x: Tensor, window: Window) -> Tensor:
     batch, channels, height, width = x.shape
     nh, nw = height // wh, width // ww
     x = x.reshape(batch, channels, nh, wh, nw, ww).permute(1, 0, 2, 4, 3, 5)
-    return x.reshape(channels, batch * nh * nw, wh * ww)
+    # With a single window the reshape is a view, whose strides send a batched product to a loop over channels.
+    return x.reshape(channels, batch * nh * nw, wh * ww).contiguous()
 
 
 def merge_windows(windows: Tensor, size: tuple[int, int, int], window: Window, channels_last: bool = True) -> Tensor:
