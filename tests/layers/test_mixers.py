@@ -209,12 +209,19 @@ def test_wrong_padding_mode():
         WBMM2d(4, padding_mode="circular")
 
 
+@pytest.mark.parametrize("shape", [(1, 3, 7, 7), (4, 7, 7)])
+def test_wrong_input_shape(shape):
+    with pytest.raises(ValueError, match=r"expected \[batch, 4, height, width\]"):
+        WBMM2d(4)(torch.zeros(shape))
+
+
 def test_bfloat16_keeps_small_weights_beside_the_shortcut():
     """The 1 of the shortcut is not added to the table before rounding, or its low bits would be lost."""
     mixer = WBMM2d(1, 1)
     mixer.table.data.fill_(0.001)
-    x = torch.full((1, 1, 1, 1), 256.0, dtype=torch.bfloat16)
+    x = torch.ones(1, 1, 1, 1)
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        matrix = mixer.matrix()
-    assert matrix.item() == pytest.approx(0.001, rel=1e-6)
-    assert x.dtype == torch.bfloat16
+        matrix = mixer.matrix().bfloat16()
+        assert matrix.item() == pytest.approx(0.001, rel=4e-3)
+    assert (1 + torch.tensor(0.001)).bfloat16().item() - 1 != pytest.approx(0.001, rel=0.5)
+    torch.testing.assert_close(mixer(x), torch.full_like(x, 1.001))
