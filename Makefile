@@ -19,7 +19,7 @@ demo: env ## train on handwritten digits, evaluate, fuse, export to ONNX; print 
 test: env-full ## the whole test suite
 	$(RUN) -m pytest -m "not heavy"
 
-test-heavy: env-full ## the checks that take long: training to an accuracy, timing
+test-heavy: env-full ## the checks that take long: training to an accuracy, many kills, compiling
 	$(RUN) -m pytest -m heavy
 
 lint: env-full ## style and formatting
@@ -30,8 +30,8 @@ format: env-full ## let ruff rewrite the tree
 	$(RUN) -m ruff check --fix .
 	$(RUN) -m ruff format .
 
-clean: ## remove what a build or a run leaves in the checkout
-	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache runs work_dirs
+clean: ## remove what a build leaves in the checkout; runs/ and work_dirs/ stay
+	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 clean-env: clean ## remove the cached environments as well

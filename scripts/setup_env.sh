@@ -21,8 +21,8 @@ declare -A EXTRAS=([demo]="train,export" [full]="all")
 say() { printf '[setup] %s\n' "$*" >&2; }
 
 if [ "$PROFILE" = remove ]; then
-    rm -rf "$ENV_HOME"
-    say "removed $ENV_HOME"
+    rm -rf "$ENV_HOME"/demo-* "$ENV_HOME"/full-* "$ENV_HOME/.lock"
+    say "removed the environments in $ENV_HOME"
     exit 0
 fi
 if [ -z "${EXTRAS[$PROFILE]:-}" ]; then

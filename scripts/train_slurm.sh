@@ -7,6 +7,7 @@ set -uo pipefail
 OUT=$(printf '%s\n' "$@" | sed -n 's/^out=//p' | tail -1)
 [ -n "$OUT" ] || { echo "say out=FOLDER: the marker of an interrupted run is looked for there" >&2; exit 2; }
 export MASTER="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -1):29500" RUN_ID=$SLURM_JOB_ID NODES=$SLURM_NNODES
+rm -f "$OUT/interrupted.json"  # of the sitting before, or a job that cannot start would be requeued for ever
 trap 'scancel --signal=USR1 "$SLURM_JOB_ID"' USR1  # to every process of the step; torchrun must not die of it
 srun bash -c 'trap "" USR1; exec "$0" "$@"' "${WBMM_HOME:-$PWD}/scripts/train_dist.sh" "$@" resume=auto &
 while wait $!; STATUS=$?; kill -0 $! 2>/dev/null; do :; done

@@ -103,8 +103,12 @@ def test_another_variant_is_named():
         timm.create_model("wbmm_a").load_state_dict(timm.create_model("wbmm_f").state_dict())
     assert "size mismatch for stem.conv1.weight" in str(error.value)
     assert len(str(error.value).splitlines()) < 15
-    with pytest.raises(CheckpointError, match="The model is wbmm_a_dense"):
+    with pytest.raises(CheckpointError, match=r"(?s)The model is wbmm_a_dense.*create_model\('wbmm_a'\)") as error:
         load_weights(timm.create_model("wbmm_a_dense"), timm.create_model("wbmm_a").state_dict())
+    assert "resize_tables" not in str(error.value)
+    with pytest.raises(RuntimeError, match=r"size mismatch for stem.conv1.weight") as error:
+        timm.create_model("wbmm_a", in_chans=1).load_state_dict(timm.create_model("wbmm_a").state_dict())
+    assert "Create that model" not in str(error.value)
 
 
 def test_a_fused_checkpoint_is_named():
@@ -116,6 +120,8 @@ def test_a_fused_checkpoint_is_named():
         wbmm.fuse(model).load_state_dict(model.state_dict())
     fused = wbmm.fuse(make().eval())
     fused.load_state_dict(wbmm.fuse(model).state_dict())
+    with pytest.raises(RuntimeError, match=r"wbmm.fuse.model, form='dense'"):
+        fused.load_state_dict(wbmm.fuse(model, "dense").state_dict())
 
 
 def test_other_classes_and_foreign_files_are_named():
@@ -138,6 +144,28 @@ def test_windows_are_interpolated_only_when_asked():
     assert (mixer.local_table == 0).all()
     torch.testing.assert_close(target.stages[3].blocks[0].mixer.table, source.stages[3].blocks[0].mixer.table)
     torch.testing.assert_close(mixer.table[:, 364], source.stages[0].blocks[0].mixer.table[:, 84] * 169 / 729)
+
+
+def test_interpolation_leaves_what_fits_and_refuses_what_is_fused():
+    wide = randomize(make("wbmm_a_dense", window_size=(1, 5)))
+    target = make("wbmm_a_dense", window_size=(1, 5))
+    load_weights(target, wide.state_dict(), resize_tables=True)
+    torch.testing.assert_close(target.state_dict(), wide.state_dict())
+    small = make("wbmm_a_hier", window_size=("6+3", "6+3", 6, 3))
+    load_weights(small, randomize(make("wbmm_a_hier")).state_dict(), resize_tables=True)
+    assert small.stages[0].blocks[0].mixer.local_table.shape == (8, 25)
+    with pytest.raises(CheckpointError, match="fused checkpoint hold its shortcuts"):
+        load_weights(
+            wbmm.fuse(make("wbmm_a_dense", window_size=14).eval()), wbmm.fuse(make().eval()).state_dict(), True
+        )
+    with pytest.raises(CheckpointError, match="not square"):
+        load_weights(make("wbmm_a_dense"), make("wbmm_a_dense", window_size=(2, 5)).state_dict(), resize_tables=True)
+
+
+def test_wrapped_dicts_and_prefixes_are_accepted():
+    source, target = randomize(make()), make()
+    load_weights(target, {"state_dict": {f"module._orig_mod.{k}": v for k, v in source.state_dict().items()}})
+    torch.testing.assert_close(target.state_dict(), source.state_dict())
 
 
 @pytest.mark.parametrize("name", ["wbmm_a", "wbmm_t", "wbmm_s_dense", "wbmm_n_hier"])

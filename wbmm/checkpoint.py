@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import math
 import pickle
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from .models.identify import explain_mismatch, identify
 from .models.released import convert_released
+from .models.state import CheckpointError, find_state_dict
 from .ops import resize_table
 
 # Harmless classes that checkpoints hold beside tensors. Nothing here can run code when it is unpickled; mmengine's own
@@ -22,12 +24,6 @@ _ALLOWED_BY_NAME = [
     ("numpy._core.multiarray", "_reconstruct"),
     ("mmengine.logging.history_buffer", "HistoryBuffer"),
 ]
-# Where a state dict may stand inside a file, the first one present wins.
-_WRAPPERS = ("state_dict_ema", "model_ema", "ema", "state_dict", "model")
-
-
-class CheckpointError(ValueError):
-    """A checkpoint that cannot be read, or does not fit the model."""
 
 
 def _allow_list() -> list:
@@ -65,27 +61,6 @@ def safe_load(path: str | Path) -> object:
         raise CheckpointError(f"{path}: not a readable checkpoint, perhaps truncated ({reason})") from None
 
 
-def find_state_dict(contents: object, ema: bool = True) -> dict[str, Tensor]:
-    """The state dict inside a file's contents: itself, or under `state_dict`, `model`, or an EMA of it.
-
-    Args:
-        contents: what `safe_load` returned.
-        ema: prefer an exponential moving average where there is one.
-    """
-    if isinstance(contents, dict):
-        for key in _WRAPPERS:
-            inner = contents.get(key)
-            if isinstance(inner, dict) and inner and (ema or "ema" not in key):
-                return find_state_dict(inner, ema)
-        tensors = {key: value for key, value in contents.items() if isinstance(value, Tensor)}
-        if tensors and len(tensors) == len(contents):
-            return {key.removeprefix("module."): value for key, value in tensors.items()}
-    held = f"keys {', '.join(map(str, list(contents)[:5]))}" if isinstance(contents, dict) else type(contents).__name__
-    raise CheckpointError(
-        f"no state dict found: expected one, or one under {', '.join(_WRAPPERS)}; the file holds {held}"
-    )
-
-
 def read_state_dict(path: str | Path, ema: bool = True) -> dict[str, Tensor]:
     """The state dict of any checkpoint file, in our names."""
     try:
@@ -97,21 +72,30 @@ def read_state_dict(path: str | Path, ema: bool = True) -> dict[str, Tensor]:
 
 def _resize_tables(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
     """Interpolate tables whose window differs from the model's; a missing local table starts at zero."""
+    signature = identify(state_dict)
+    if signature is not None and signature.form != "training":
+        raise CheckpointError("the tables of a fused checkpoint hold its shortcuts and cannot be interpolated")
     resized = dict(state_dict)
     for name, module in model.named_modules():
-        key, local_key = f"{name}.table", f"{name}.local_table"
-        if key not in state_dict or not hasattr(module, "window"):
-            continue
-        side = round(state_dict[key].shape[1] ** 0.5)
-        if side * side != state_dict[key].shape[1]:
-            raise CheckpointError(f"{key}: the checkpoint's window is not square, so its table cannot be interpolated")
-        old = ((side + 1) // 2,) * 2
-        if old != module.window:
-            resized[key] = resize_table(state_dict[key], old, module.window)
-        local = getattr(module, "local_table", None)
-        if local is not None and local_key not in state_dict:
-            resized[local_key] = torch.zeros_like(local)
+        windows = {"table": getattr(module, "window", None), "local_table": getattr(module, "local_window", None)}
+        for leaf, window in windows.items():
+            key, own = f"{name}.{leaf}", getattr(module, leaf, None)
+            if own is None or window is None:
+                continue
+            if key in state_dict:
+                resized[key] = _resize(key, state_dict[key], own, window)
+            elif leaf == "local_table" and f"{name}.table" in state_dict:
+                resized[key] = torch.zeros_like(own)
     return resized
+
+
+def _resize(key: str, table: Tensor, own: Tensor, window: tuple[int, int]) -> Tensor:
+    if table.shape == own.shape:
+        return table
+    side = math.isqrt(table.shape[1])
+    if side * side != table.shape[1] or side % 2 == 0:
+        raise CheckpointError(f"{key}: the checkpoint's window is not square, so its table cannot be interpolated")
+    return resize_table(table, ((side + 1) // 2,) * 2, window)
 
 
 def load_weights(
@@ -126,7 +110,9 @@ def load_weights(
             fine-tuning, not the same function.
         ema: prefer an exponential moving average where the file has one.
     """
-    state_dict = convert_released(weights) if isinstance(weights, dict) else read_state_dict(weights, ema)
+    state_dict = (
+        convert_released(find_state_dict(weights, ema)) if isinstance(weights, dict) else read_state_dict(weights, ema)
+    )
     if resize_tables:
         state_dict = _resize_tables(state_dict, model)
     try:

@@ -126,7 +126,9 @@ def _check_packages() -> None:
             missing.append((package, extra))
     if missing:
         extras = ",".join(sorted({extra for _, extra in missing}))
-        raise ValueError(f"the demo needs {', '.join(name for name, _ in missing)}: pip install 'wbmm[{extras}]'")
+        raise ValueError(
+            f"the demo needs {', '.join(name for name, _ in missing)}: in the checkout, pip install '.[{extras}]'"
+        )
 
 
 def _free_folder(out: Path) -> Path:

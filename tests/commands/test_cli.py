@@ -95,7 +95,7 @@ def test_doctor(capsys):
 
 def test_doctor_says_what_to_install():
     ok, version, advice = doctor.check_package(doctor.Package("no-such-thing", "no_such_thing", "export"))
-    assert (ok, version, advice) == (False, "-", "pip install 'wbmm[export]'")
+    assert (ok, version, advice) == (False, "-", "in the checkout: pip install '.[export]'")
     ok, version, advice = doctor.check_package(doctor.Package("timm", "no_such_thing"))
     assert not ok
     assert "import fails: No module named 'no_such_thing'" in advice

@@ -77,6 +77,19 @@ def test_a_model_in_train_mode_is_refused(model):
         wbmm.fuse(model.train())
 
 
+def test_a_part_in_train_mode_is_refused_too(model):
+    model.stages[0].train()
+    with pytest.raises(ValueError, match="train mode"):
+        wbmm.fuse(model)
+
+
+def test_a_layer_used_twice_stays_one():
+    layer = wbmm.WBMM2d(4, 3)
+    fused = wbmm.fuse(nn.ModuleDict({"a": layer, "b": layer}).eval())
+    assert isinstance(fused["a"], CompactMixer)
+    assert fused["a"] is fused["b"]
+
+
 def test_unknown_form():
     with pytest.raises(ValueError, match="'sparse': expected 'compact' or 'dense'"):
         wbmm.fuse(nn.Identity().eval(), "sparse")

@@ -172,6 +172,27 @@ def test_the_matrix_is_never_stale(warm, change):
     assert (got - before).abs().max() > 0.01
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("cls", MIXERS)
+def test_every_table_is_watched(cls, fused):
+    """A change of any one of a layer's tables shows, and every switch or move drops the matrix."""
+    layer = randomize(cls(4, 3)).eval()
+    layer = layer.fuse().eval() if fused else layer
+    x = torch.randn(1, 4, 6, 6)
+    with torch.no_grad():
+        for table in layer.tables():
+            before = layer(x)
+            table.add_(1.0)
+            assert (layer(x) - before).abs().max() > 0.01
+    for move in (layer.train, layer.eval, layer.double):
+        layer.eval()
+        with torch.no_grad():
+            layer(x)
+        assert layer._cache._entry is not None
+        move()
+        assert layer._cache._entry is None
+
+
 def test_the_matrix_follows_dtype_changes(warm):
     mixer, x = warm
     mixer.double()

@@ -5,6 +5,7 @@ import timm
 import torch
 
 import wbmm
+from wbmm.layers import GlobalResponseNorm
 from wbmm.zoo import load_zoo
 
 ALL = list(load_zoo())
@@ -116,6 +117,13 @@ def test_forward_intermediates():
     assert len(model.stages) == 2
 
 
+def test_an_empty_batch():
+    model = timm.create_model("wbmm_a_hier", num_classes=3).eval()
+    for net in (model, wbmm.fuse(model)):
+        with torch.no_grad():
+            assert net(torch.zeros(0, 3, 64, 64)).shape == (0, 3)
+
+
 def test_drop_path_grows_with_depth():
     model = timm.create_model("wbmm_a", drop_path_rate=0.3)
     rates = [getattr(b.drop_path, "drop_prob", 0.0) for stage in model.stages for b in stage.blocks]
@@ -134,6 +142,7 @@ def test_initialisation():
     assert (model.head.fc.bias == 0).all()
     assert {m.eps for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)} == {1e-5}
     assert {m.eps for m in model.modules() if isinstance(m, torch.nn.LayerNorm)} == {1e-6}
+    assert {m.eps for m in model.modules() if isinstance(m, GlobalResponseNorm)} == {1e-6}
 
 
 def test_weight_decay_reaches_tables_and_grn_but_no_vectors():

@@ -7,6 +7,8 @@ import torch
 import wbmm
 from tests.reference import image, released_logits, released_state_dict
 from wbmm import ops
+from wbmm.layers import DenseWBMM2d
+from wbmm.layers.fused import CompactMixer
 from wbmm.models.released import convert_released
 
 CASES = ["wbmm_p", "wbmm_t_dense", "wbmm_t_dense_odd"]
@@ -52,6 +54,25 @@ def test_a_wrong_eps_would_fail(kind):
             module.eps, touched = 1e-3, touched + 1
     assert touched
     assert difference(model, "wbmm_p") > 1e-5
+
+
+@pytest.mark.parametrize("wrap", [lambda sd: sd, lambda sd: {"model": sd}], ids=["bare", "wrapped"])
+@pytest.mark.parametrize("changes", [{}, {"num_classes": 5}, {"in_chans": 1}])
+def test_a_released_hub_file_through_timm(monkeypatch, wrap, changes):
+    """The download is replaced by what it would return; the rest is timm's own path."""
+    released = released_state_dict("wbmm_p")
+    asked = []
+
+    def download(hub_id, filename=None, **kwargs):
+        asked.append((hub_id, filename))
+        return wrap(dict(released))
+
+    monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", download)
+    model = timm.create_model("wbmm_p", pretrained=True, **changes)
+    assert asked == [("wansong-s/WBMM", "wbmm_p_in1k_224_w7.pth")]
+    table = released["stages.1.0.dwconv.relative_position_bias_table"]
+    torch.testing.assert_close(model.stages[1].blocks[0].mixer.table.data, table)
+    assert model.head.fc.out_features == changes.get("num_classes", 1000)
 
 
 @pytest.mark.parametrize("name", RELEASED)
@@ -105,9 +126,12 @@ def released_fused_state_dict(fused):
     released = {}
     for key, value in fused.state_dict().items():
         block = key.split(".mixer.")[0].split(".ffn.")[0].replace(".blocks.", ".")
-        windowed = key.replace("bias", "table") in fused.state_dict()
+        mixer = fused.get_submodule(key.split(".mixer.")[0] + ".mixer") if ".mixer." in key else None
+        windowed = isinstance(mixer, (CompactMixer, DenseWBMM2d))
         if key.endswith("mixer.table"):
             key = f"{block}.dwconv.R_fused"
+        elif key.endswith("mixer.weight") and windowed:
+            key = f"{block}.dwconv.M_fused"
         elif key.endswith("mixer.bias"):
             key = f"{block}.dwconv.{'bias_fused' if windowed else 'bias'}"
         elif key.endswith("ffn.gamma"):
@@ -120,13 +144,14 @@ def released_fused_state_dict(fused):
     return released
 
 
-def test_a_released_fused_checkpoint_loads_into_the_fused_model():
-    released = released_fused_state_dict(wbmm.fuse(load("wbmm_p")))
-    assert "stages.3.0.dwconv.R_fused" in released
-    target = wbmm.fuse(timm.create_model("wbmm_p").eval())
+@pytest.mark.parametrize(("form", "leaf"), [("compact", "R_fused"), ("dense", "M_fused")])
+def test_a_released_fused_checkpoint_loads_into_the_fused_model(form, leaf):
+    released = released_fused_state_dict(wbmm.fuse(load("wbmm_p"), form))
+    assert f"stages.3.0.dwconv.{leaf}" in released
+    target = wbmm.fuse(timm.create_model("wbmm_p").eval(), form)
     target.load_state_dict(released)
     assert difference(target, "wbmm_p") < 1e-5
-    with pytest.raises(RuntimeError, match=r"looks like wbmm_p .fused, compact form"):
+    with pytest.raises(RuntimeError, match=rf"looks like wbmm_p .fused, {form} form"):
         timm.create_model("wbmm_p").load_state_dict(released)
 
 

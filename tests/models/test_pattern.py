@@ -56,6 +56,7 @@ def test_patterns_as_lists_of_letters():
         ({"pattern": ("DD", "WD", "WD", "WW")}, "stage 3 has 2 blocks; depths says 6"),
         ({"pattern": ("DD", "WX", "WDWDWD", "WW")}, "'WX' of stage 2: 'X' is no block; use W .WBMM., D"),
         ({"pattern": ("DD", "WD", "WW")}, "one entry for each of the 4 stages"),
+        ({"depths": (2, 2)}, "depths .2, 2.: expected one number for each of the 4 stages"),
         ({"pattern": "DDWD"}, "one entry for each of the 4 stages"),
         ({"pattern": ("DD", "", "WDWDWD", "WW")}, "'' of stage 2: 'empty' is no block"),
         ({"window_size": "14+6"}, "'14.6': a hierarchical window is written 'G.L' with G twice L"),

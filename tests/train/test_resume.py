@@ -175,3 +175,35 @@ def test_ten_random_kills_leave_no_trace(
     kill_and_resume(killed, start, wait_for_step, steps, torchrun)
     assert_same_state(out_of(whole) / "last.pt", out_of(killed) / "last.pt")
     assert_each_step_once(metrics, killed, whole)
+
+
+def test_a_changed_weight_decay_is_applied(make_config, short_run):
+    """Not only announced: the optimiser's state brings the old one back."""
+    from wbmm.train import checkpoint
+
+    config = make_config(schedule={"epochs": 1})
+    finish(config)
+    finish(config, ["resume=auto", "schedule.epochs=2", "optim.weight_decay=0.123"])
+    saved = checkpoint.read(out_of(config) / "last.pt")
+    assert max(group["weight_decay"] for group in saved["optimizer"]["param_groups"]) == 0.123
+
+
+def test_another_run_is_not_written_over_by_a_resumed_one(make_config, short_run, capsys):
+    other = make_config(schedule={"epochs": 1})
+    finish(other)
+    before = (out_of(other) / "last.pt").read_bytes()
+    assert main([str(other), f"resume={out_of(short_run) / 'last.pt'}"]) == 2
+    assert "already holds another run" in capsys.readouterr().err
+    assert (out_of(other) / "last.pt").read_bytes() == before
+
+
+def test_a_damaged_checkpoint_is_put_aside(make_config):
+    config = make_config()
+    finish(config)
+    last, previous = out_of(config) / "last.pt", out_of(config) / "last-1.pt"
+    last.write_bytes(last.read_bytes()[:1000])
+    from wbmm.train import checkpoint
+
+    assert checkpoint.latest(out_of(config)) == previous
+    assert not last.exists()
+    assert (out_of(config) / "last.damaged.pt").exists()

@@ -37,14 +37,15 @@ PACKAGES = (
     Package("openvino", "openvino", "export"),
     Package("nncf", "nncf", "export"),
     Package("wandb", "wandb", "wandb"),
+    Package("pytest", "pytest", "dev"),
     Package("onedl-mmengine", "mmengine", "seg"),
     Package("onedl-mmcv", "mmcv", "seg"),
     Package("onedl-mmsegmentation", "mmseg", "seg"),
     Package("onedl-mmdetection", "mmdet", "det"),
 )
 MMCV_HELP = (
-    "rebuild it with a C++ compiler at hand: pip install ninja 'setuptools<82' wheel, then "
-    "pip install --no-build-isolation --no-binary onedl-mmcv --force-reinstall --no-deps onedl-mmcv (docs/install.md)"
+    "build it with a C++ compiler at hand: pip install ninja 'setuptools<82' wheel, then "
+    "pip install --no-build-isolation --force-reinstall --no-deps onedl-mmcv (docs/install.md)"
 )
 
 
@@ -54,9 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check_package(package: Package) -> tuple[bool, str, str]:
     """(usable, version, what to do)."""
-    advice = (
-        f"pip install 'wbmm[{package.extra}]'" if package.extra != "core" else f"pip install {package.distribution}"
-    )
+    advice = f"in the checkout: pip install '.[{package.extra}]'"
+    if package.extra == "core":
+        advice = f"pip install {package.distribution}"
+    elif package.distribution == "onedl-mmcv":
+        advice = MMCV_HELP
     try:
         version = importlib.metadata.version(package.distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -90,7 +93,7 @@ def check_mmcv_ops() -> tuple[bool, str]:
     try:
         importlib.import_module("mmcv")
     except Exception:
-        return False, "mmcv is not installed: pip install 'wbmm[seg]' or 'wbmm[det]' (docs/install.md)"
+        return False, f"mmcv is not installed; {MMCV_HELP}"
     try:
         importlib.import_module("mmcv.ops")
     except Exception:

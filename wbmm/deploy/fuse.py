@@ -11,8 +11,14 @@ FUSIBLE = (Block, WBMM2d, HierarchicalWBMM2d, MultiKernelWBMM2d)
 FORMS = ("compact", "dense")
 
 
-def _replace(module: nn.Module, form: str) -> nn.Module:
-    """The inference form of a module, its children replaced in place."""
+def _replace(module: nn.Module, form: str, done: dict[nn.Module, nn.Module]) -> nn.Module:
+    """The inference form of a module, its children replaced in place; one that is used twice stays one."""
+    if module not in done:
+        done[module] = _replace_once(module, form, done)
+    return done[module]
+
+
+def _replace_once(module: nn.Module, form: str, done: dict[nn.Module, nn.Module]) -> nn.Module:
     if isinstance(module, FUSIBLE):
         module = module.fuse()
     if form == "dense" and isinstance(module, CompactMixer):
@@ -21,10 +27,9 @@ def _replace(module: nn.Module, form: str) -> nn.Module:
         raise ValueError(
             "the model is in dense form already, from which tables cannot be recovered: fuse the trained one"
         )
-    for name, child in list(module.named_children()):
-        replacement = _replace(child, form)
-        if replacement is not child:
-            setattr(module, name, replacement)
+    for name, child in list(module._modules.items()):
+        if child is not None:
+            setattr(module, name, _replace(child, form, done))
     return module
 
 
@@ -40,8 +45,8 @@ def fuse(model: nn.Module, form: str = "compact") -> nn.Module:
     """
     if form not in FORMS:
         raise ValueError(f"form {form!r}: expected 'compact' or 'dense'")
-    if model.training:
+    if model.training or any(module.training for module in model.modules() if isinstance(module, FUSIBLE)):
         raise ValueError(
             "the model is in train mode: its batch statistics still move. Call model.eval() before wbmm.fuse(model)"
         )
-    return _replace(copy.deepcopy(model), form).eval()
+    return _replace(copy.deepcopy(model), form, {}).eval()

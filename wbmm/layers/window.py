@@ -4,7 +4,6 @@ import torch.nn as nn
 from torch import Tensor
 
 from wbmm.ops import PADDING_MODES, MatrixCache, relative_index, windowed_product
-from wbmm.ops.eager import is_eager
 
 
 class WindowLayer(nn.Module):
@@ -36,8 +35,6 @@ class WindowLayer(nn.Module):
 
     def product(self, x: Tensor, **kwargs) -> Tensor:
         """`windowed_product` with this layer's matrix."""
-        if is_eager(x) and (x.ndim != 4 or x.shape[1] != self.dim):
-            raise ValueError(f"input of shape {tuple(x.shape)}: expected [batch, {self.dim}, height, width]")
         return windowed_product(x, self.matrix(), self.window, padding_mode=self.padding_mode, **kwargs)
 
     def train(self, mode: bool = True) -> "WindowLayer":

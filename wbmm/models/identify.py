@@ -11,8 +11,6 @@ from wbmm.zoo import load_zoo
 
 from .pattern import StageWindow, parse_pattern, parse_windows
 
-FORMS = ("training", "compact", "dense")
-
 
 @dataclass(frozen=True)
 class Signature:
@@ -119,17 +117,21 @@ def explain_mismatch(model: nn.Module, state_dict: dict[str, Tensor]) -> str:
         some = ", ".join(sorted(state_dict)[:3]) or "nothing"
         return f"The checkpoint is of no WBMM model: its keys are {some}, ..."
     lines = [f"The checkpoint looks like {seen}.", f"The model is {wanted}."]
+    lines += _advice(seen, wanted)
+    return "\n".join(lines)
+
+
+def _advice(seen: Signature, wanted: Signature) -> list[str]:
     if seen.form != wanted.form:
         if wanted.form == "training":
-            lines.append(
-                "A fused checkpoint cannot go back to the training form; fuse the model first: wbmm.fuse(model)."
-            )
-        elif seen.form == "training":
-            lines.append("Load it into the model before wbmm.fuse(model).")
-    elif seen.windows != wanted.windows and seen.dims == wanted.dims:
-        lines.append("To interpolate tables to other windows: wbmm.load_weights(model, file, resize_tables=True).")
-    elif seen.names():
-        lines.append(f"Create that model instead: timm.create_model({seen.names()[0]!r}).")
-    if seen.num_classes != wanted.num_classes and seen.num_classes is not None:
-        lines.append(f"It has {seen.num_classes} classes: pass num_classes={seen.num_classes}.")
-    return "\n".join(lines)
+            return ["A fused checkpoint cannot go back to the training form; fuse the model first: wbmm.fuse(model)."]
+        if seen.form == "training":
+            return ["Load it into the model before wbmm.fuse(model)."]
+        return [f"Fuse the model in the checkpoint's form: wbmm.fuse(model, form={seen.form!r})."]
+    if seen.patterns == wanted.patterns and seen.dims == wanted.dims and seen.windows != wanted.windows:
+        return ["To interpolate tables to other windows: wbmm.load_weights(model, file, resize_tables=True)."]
+    if seen.names() and seen.names() != wanted.names():
+        return [f"Create that model instead: timm.create_model({seen.names()[0]!r})."]
+    if seen.num_classes is not None and seen.num_classes != wanted.num_classes:
+        return [f"It has {seen.num_classes} classes: pass num_classes={seen.num_classes}."]
+    return []

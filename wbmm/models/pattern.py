@@ -55,6 +55,8 @@ def parse_pattern(pattern: Sequence[str | Sequence[str]], depths: Sequence[int] 
             'such as ("DDD", "WDW", "(WD)x9", "WWW")'
         )
     stages = tuple(_expand(i, stage) for i, stage in enumerate(pattern, 1))
+    if depths is not None and len(depths) != NUM_STAGES:
+        raise ValueError(f"depths {tuple(depths)!r}: expected one number for each of the {NUM_STAGES} stages")
     for i, (stage, depth) in enumerate(zip(stages, depths or map(len, stages), strict=True), 1):
         if len(stage) != depth:
             raise ValueError(f"pattern {stage!r} of stage {i} has {len(stage)} blocks; depths says {depth}")

@@ -25,6 +25,7 @@ from wbmm.zoo import ZooModel, load_zoo
 from .identify import explain_mismatch
 from .pattern import StageWindow, parse_pattern, parse_windows
 from .released import convert_released
+from .state import find_state_dict
 
 __all__ = ["WBMM"]  # the registry adds each entry point
 
@@ -299,8 +300,8 @@ def _load_released(module: nn.Module, state_dict: dict[str, Tensor], prefix: str
 
 
 def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """timm's hook on a pretrained state dict: released names become ours."""
-    return convert_released(state_dict)
+    """timm's hook on what a pretrained file holds: it is unwrapped, and released names become ours."""
+    return convert_released(find_state_dict(state_dict))
 
 
 def _create_wbmm(variant: str, pretrained: bool = False, **kwargs) -> WBMM:

@@ -27,7 +27,7 @@ def response_norm(x: Tensor, eps: float) -> Tensor:
 
 def _samples(x: Tensor) -> Tensor:
     """`[B, C, H, W]` in channels-last memory as the view `[B, HW, C]`."""
-    return x.permute(0, 2, 3, 1).reshape(x.shape[0], -1, x.shape[1])
+    return x.permute(0, 2, 3, 1).flatten(1, 2)
 
 
 def ffn_inference(
@@ -59,7 +59,7 @@ def ffn_inference(
     rows, residual = _samples(x), _samples(shortcut)
     on_weights = height * width >= channels
     hidden_bytes = height * width * w1.shape[0] * x.element_size()
-    step = 1 if hidden_bytes > HIDDEN_BYTES else batch
+    step = 1 if hidden_bytes > HIDDEN_BYTES else max(batch, 1)
     out = rows.new_empty(rows.shape)
     for i in range(0, batch, step):
         part = slice(i, i + step)

@@ -112,9 +112,10 @@ def kernel_to_table(kernel: Tensor, window: Window) -> Tensor:
 
 
 def resize_table(table: Tensor, old: Window, new: Window) -> Tensor:
-    """Interpolate a table to another window, keeping its centre at the zero offset and the sum of its weights.
+    """Interpolate a table to another window, its centre staying at the zero offset.
 
-    The sum is what a constant map sees; it would otherwise grow with the number of offsets.
+    The weights are scaled by the ratio of the numbers of offsets: a constant table keeps its sum, which is what a
+    constant map sees; others keep it approximately.
 
     Args:
         table: `[C, (2wh-1)(2ww-1)]` over `old`.

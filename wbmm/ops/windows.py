@@ -89,11 +89,12 @@ def merge_windows(windows: Tensor, size: tuple[int, int, int], window: Window, c
     wh, ww = window
     batch, height, width = size
     nh, nw = grid_size(height, width, window)
-    x = windows.reshape(-1, batch, nh, nw, wh, ww)
+    channels = windows.shape[0]
+    x = windows.reshape(channels, batch, nh, nw, wh, ww)
     if channels_last:
-        x = x.permute(1, 2, 4, 3, 5, 0).reshape(batch, nh * wh, nw * ww, -1).contiguous()
+        x = x.permute(1, 2, 4, 3, 5, 0).reshape(batch, nh * wh, nw * ww, channels).contiguous()
         return _crop(x.permute(0, 3, 1, 2), height, width)
-    x = x.permute(1, 0, 2, 4, 3, 5).reshape(batch, -1, nh * wh, nw * ww).contiguous()
+    x = x.permute(1, 0, 2, 4, 3, 5).reshape(batch, channels, nh * wh, nw * ww).contiguous()
     return _crop(x, height, width)
 
 

@@ -83,6 +83,8 @@ def find_resume(config: TrainConfig, world: World, say: Callable[[str], None]) -
                 found = checkpoint.latest(out, say)
             elif config.resume:
                 found = Path(config.resume)
+                if (out / checkpoint.LAST).exists() and found.resolve().parent != out.resolve():
+                    raise ValueError(f"{out} already holds another run than {found}: choose another out=")
                 checkpoint.read(found)
             elif (out / checkpoint.LAST).exists():
                 raise ValueError(f"{out} already holds a run: continue it with resume=auto, or choose another out=")
@@ -123,6 +125,7 @@ def restore(run: Run, saved: dict, path: Path) -> list[str]:
         raise ValueError(
             f"{path} was saved {'without' if saved['ema'] is None else 'with'} an EMA; set ema.decay alike"
         )
+    asked = [{key: value for key, value in group.items() if key != "params"} for group in run.optimizer.param_groups]
     try:
         run.model.load_state_dict(saved["model"])
         if run.ema is not None:
@@ -136,6 +139,8 @@ def restore(run: Run, saved: dict, path: Path) -> list[str]:
     changed = _changes(saved["config"], to_dict(run.config))
     if changed:
         texts.append(f"changed since that checkpoint: {'; '.join(changed)}")
+        for group, options in zip(run.optimizer.param_groups, asked, strict=True):
+            group.update(options)  # the checkpoint's weight decay, betas and so on came back with its state
     else:
         run.scheduler.load_state_dict(saved["scheduler"])
     return texts

@@ -15,7 +15,7 @@ from wbmm.version import __version__
 
 __all__ = ["CorruptCheckpoint", "environment", "latest", "read", "write"]
 
-LAST, PREVIOUS, BEST = "last.pt", "last-1.pt", "best.pt"
+LAST, PREVIOUS, BEST, DAMAGED = "last.pt", "last-1.pt", "best.pt", "last.damaged.pt"
 
 
 class CorruptCheckpoint(Exception):
@@ -101,6 +101,7 @@ def latest(folder: Path, say: Callable[[str], None] = lambda text: None) -> Path
             continue
         if reasons:
             say(f"{reasons[0]}; falling back to {path}, the checkpoint before it")
+            os.replace(folder / LAST, folder / DAMAGED)  # or the next save would put it in the good one's place
         return path
     if found:
         raise ValueError(f"no checkpoint in {folder} can be read: {'; '.join(reasons)}")

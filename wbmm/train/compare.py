@@ -102,7 +102,7 @@ def results_page(runs: dict[str, list[RunFacts]], args: argparse.Namespace, titl
         "(not the best one). Speed is the median over the training of each run, its ratio to the last row's.\n\n"
         f"{render_table((*HEAD, *SPEED), rows, markdown=True)}\n\n"
         f"Measured: {_machine()}, {date.today().isoformat()}; torch {torch.__version__}, timm {timm.__version__}, "
-        f"wbmm {wbmm.__version__}; FP32.\n\n```sh\n{command}\n```\n"
+        f"wbmm {wbmm.__version__}; amp: {first.get('amp')}.\n\n```sh\n{command}\n```\n"
     )
 
 

@@ -57,7 +57,7 @@ class BarConsole:
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
         except ImportError as error:
-            raise ImportError("progress on a terminal needs rich: pip install 'wbmm[train]'") from error
+            raise ImportError("progress on a terminal needs rich: in the checkout, pip install '.[train]'") from error
         self.epochs = epochs
         columns = (
             TextColumn("epoch {task.fields[epoch]:.2f}/{task.total:g}"),

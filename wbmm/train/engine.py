@@ -159,7 +159,7 @@ def prepare(run: Run, batch: tuple[Tensor, Tensor] | None, micro: int) -> tuple[
     if batch is None:
         raise RuntimeError(f"step {step}: every image of a batch is damaged")
     layout = torch.channels_last if run.config.model.channels_last else torch.contiguous_format
-    images = batch[0].to(run.world.device, non_blocking=True)
+    images = batch[0].to(run.world.device, non_blocking=True, copy=True)  # mixing works in place
     targets = batch[1].to(run.world.device, non_blocking=True)
     images, targets = run.mixer(images, targets, step, micro)
     return images.contiguous(memory_format=layout), targets
@@ -202,7 +202,8 @@ def skip(run: Run, loss: float, batch: tuple[Tensor, Tensor], micro: int):
         return
     gradients = nonfinite_gradients(run.model)
     images, _ = prepare(run, batch, micro)
-    found = gather_objects(nonfinite_layers(run.model, images), run.world)
+    with torch.autocast(run.world.device.type, run.amp_dtype, enabled=run.amp_dtype is not None):
+        found = gather_objects(nonfinite_layers(run.model, images), run.world)
     layers = list(dict.fromkeys(name for names in found for name in names))
     if layers:
         cause = f"layers whose activations are not finite, in order: {_some(layers)}"
@@ -235,7 +236,11 @@ def finish_epoch(run: Run, epochs_done: int) -> bool:
         position.metrics = metrics
     position.evaluated = True
     keep = config.save.every_epochs and epochs_done % config.save.every_epochs == 0
-    save_unless_skipping(run, best=better and config.save.best, keep_epoch=epochs_done if keep else None)
+    best = better and config.save.best
+    if best or keep or epochs_done == config.schedule.epochs:
+        save(run, best, epochs_done if keep else None)
+    else:
+        save_unless_skipping(run)
     return True
 
 
@@ -273,10 +278,10 @@ def interrupt(run: Run) -> str:
     return STOPPED
 
 
-def save_unless_skipping(run: Run, best: bool = False, keep_epoch: int | None = None):
+def save_unless_skipping(run: Run):
     """Saves, except in a row of skipped steps: the checkpoints from before it must not be rotated away."""
     if run.position.skips == 0:
-        save(run, best, keep_epoch)
+        save(run)
 
 
 def save(run: Run, best: bool = False, keep_epoch: int | None = None):

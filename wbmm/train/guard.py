@@ -43,10 +43,11 @@ class StopSignal:
 
 
 def detach_worker(_worker: int = 0):
-    """For a data worker, at its start: launchers signal the whole process group, and a worker that dies of it takes
-    the run down before it has saved. The worker ends with its process all the same."""
+    """For a data worker, at its start: launchers signal the whole process group, or every process of a job, and a
+    worker that dies of it takes the run down before it has saved. The worker ends with its process all the same."""
     os.setpgid(0, 0)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    for number in (signal.SIGUSR1, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def write_marker(folder: Path, **facts):

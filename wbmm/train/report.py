@@ -78,8 +78,8 @@ def top1_of(record: dict | None) -> float | None:
 
 
 def _top1(record: dict) -> float | None:
-    values = [value for name, value in record.items() if name.endswith("top1")]
-    return max(values) if values else None
+    """Of the moving average where there is one: it is what `best.pt` follows."""
+    return record.get("ema_top1", record.get("top1"))
 
 
 def _working_seconds(times: list[float]) -> float:
@@ -138,7 +138,9 @@ def draw_curves(run: RunFacts, path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("the picture of the curves needs matplotlib: pip install 'wbmm[train]'") from error
+        raise ImportError(
+            "the picture of the curves needs matplotlib: in the checkout, pip install '.[train]'"
+        ) from error
     figure = Figure(figsize=(13, 4), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     loss, accuracy, rate = figure.subplots(1, 3)

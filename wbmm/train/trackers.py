@@ -16,7 +16,7 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError(
-                "log.tensorboard=true needs tensorboard: pip install 'wbmm[train]', or log.tensorboard=false"
+                "log.tensorboard=true needs tensorboard: pip install '.[train]', or log.tensorboard=false"
             ) from error
         purge = None if resumed_step is None else resumed_step + 1
         self.writer = SummaryWriter(str(out / "tensorboard"), purge_step=purge)
@@ -41,7 +41,7 @@ class WeightsAndBiases:
         try:
             import wandb
         except ImportError as error:
-            raise ImportError("log.wandb=true needs wandb: pip install 'wbmm[wandb]'") from error
+            raise ImportError("log.wandb=true needs wandb: in the checkout, pip install '.[wandb]'") from error
         id_file = out / "wandb-id.txt"
         if resumed_step is None or not id_file.is_file():
             id_file.write_text(secrets.token_hex(4) + "\n")

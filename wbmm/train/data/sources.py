@@ -178,7 +178,7 @@ def _digits(train: bool) -> Source:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ImportError("data.source=digits needs scikit-learn: pip install 'wbmm[train]'") from error
+        raise ImportError("data.source=digits needs scikit-learn: in the checkout, pip install '.[train]'") from error
     data = load_digits()
     images = np.round(data.images * (255 / 16)).astype(np.uint8)
     # Every fifth sample of each class is for validation: 1437 and 360, a split that never changes.
