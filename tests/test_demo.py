@@ -35,7 +35,7 @@ def test_a_folder_that_is_taken_gets_a_number(tmp_path):
 
 def test_missing_packages_are_named_before_training(monkeypatch):
     monkeypatch.setitem(demo.PACKAGES, "no_such_package", "export")
-    with pytest.raises(ValueError, match=r"needs no_such_package: pip install 'wbmm\[export\]'"):
+    with pytest.raises(ValueError, match=r"needs no_such_package: in the checkout, pip install '\.\[export\]'"):
         demo.run(arguments())
 
 

@@ -95,13 +95,13 @@ def test_durations():
 
 def test_missing_packages_name_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ImportError, match=r"pip install 'wbmm\[wandb\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[wandb\]'"):
         RunLogger(config(wandb=True), tmp_path)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ImportError, match=r"pip install 'wbmm\[train\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[train\]'"):
         RunLogger(config(tensorboard=True), tmp_path)
     monkeypatch.setitem(sys.modules, "rich.progress", None)
-    with pytest.raises(ImportError, match=r"pip install 'wbmm\[train\]'"):
+    with pytest.raises(ImportError, match=r"pip install '\.\[train\]'"):
         console_module.BarConsole(1, _Terminal())
 
 
