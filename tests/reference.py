@@ -7,6 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from wbmm.layers import DenseWBMM2d
+from wbmm.layers.fused import CompactMixer
+from wbmm.models.released import convert_released
+
 FOLDER = Path(__file__).parent / "data" / "reference"
 
 
@@ -47,3 +51,32 @@ def released_logits(name: str) -> tuple[tuple[int, int], torch.Tensor]:
     """(H, W) of the image and the released code's logits."""
     with np.load(FOLDER / f"{name}.npz") as data:
         return tuple(data["size"].tolist()), torch.from_numpy(data["logits"])
+
+
+def released_fused_state_dict(fused):
+    """A fused model's tensors under the names that the released code gives them."""
+    marker = "downsample_layers.0.0.weight"
+    names = {}
+    for key in released_state_dict("wbmm_p"):
+        for ours in convert_released({key: torch.zeros(1, 1), marker: torch.zeros(1)}):
+            names.setdefault(ours, key)
+    names["stem.conv1.weight"] = marker
+    released = {}
+    for key, value in fused.state_dict().items():
+        block = key.split(".mixer.")[0].split(".ffn.")[0].replace(".blocks.", ".")
+        mixer = fused.get_submodule(key.split(".mixer.")[0] + ".mixer") if ".mixer." in key else None
+        windowed = isinstance(mixer, (CompactMixer, DenseWBMM2d))
+        if key.endswith("mixer.table"):
+            key = f"{block}.dwconv.R_fused"
+        elif key.endswith("mixer.weight") and windowed:
+            key = f"{block}.dwconv.M_fused"
+        elif key.endswith("mixer.bias"):
+            key = f"{block}.dwconv.{'bias_fused' if windowed else 'bias'}"
+        elif key.endswith("ffn.gamma"):
+            key, value = f"{block}.act.1.gamma", value.view(1, 1, 1, -1)
+        elif key.endswith("ffn.fc2.bias"):
+            key = f"{block}.pwconv2.0.bias"
+        else:
+            key = names[key]
+        released[key] = value
+    return released

@@ -5,11 +5,8 @@ import timm
 import torch
 
 import wbmm
-from tests.reference import image, released_logits, released_state_dict
+from tests.reference import image, released_fused_state_dict, released_logits, released_state_dict
 from wbmm import ops
-from wbmm.layers import DenseWBMM2d
-from wbmm.layers.fused import CompactMixer
-from wbmm.models.released import convert_released
 
 CASES = ["wbmm_p", "wbmm_t_dense", "wbmm_t_dense_odd"]
 RELEASED = ["wbmm_p", "wbmm_n", "wbmm_t", "wbmm_s", "wbmm_t_dense", "wbmm_s_dense"]
@@ -113,35 +110,6 @@ def test_through_mmengine_loader():
     torch.testing.assert_close(
         model.stages[3].blocks[1].mixer.kernels["5"].data, released["stages.3.1.dwconv.dwconv5.weight"]
     )
-
-
-def released_fused_state_dict(fused):
-    """A fused model's tensors under the names that the released code gives them."""
-    marker = "downsample_layers.0.0.weight"
-    names = {}
-    for key in released_state_dict("wbmm_p"):
-        for ours in convert_released({key: torch.zeros(1, 1), marker: torch.zeros(1)}):
-            names.setdefault(ours, key)
-    names["stem.conv1.weight"] = marker
-    released = {}
-    for key, value in fused.state_dict().items():
-        block = key.split(".mixer.")[0].split(".ffn.")[0].replace(".blocks.", ".")
-        mixer = fused.get_submodule(key.split(".mixer.")[0] + ".mixer") if ".mixer." in key else None
-        windowed = isinstance(mixer, (CompactMixer, DenseWBMM2d))
-        if key.endswith("mixer.table"):
-            key = f"{block}.dwconv.R_fused"
-        elif key.endswith("mixer.weight") and windowed:
-            key = f"{block}.dwconv.M_fused"
-        elif key.endswith("mixer.bias"):
-            key = f"{block}.dwconv.{'bias_fused' if windowed else 'bias'}"
-        elif key.endswith("ffn.gamma"):
-            key, value = f"{block}.act.1.gamma", value.view(1, 1, 1, -1)
-        elif key.endswith("ffn.fc2.bias"):
-            key = f"{block}.pwconv2.0.bias"
-        else:
-            key = names[key]
-        released[key] = value
-    return released
 
 
 @pytest.mark.parametrize(("form", "leaf"), [("compact", "R_fused"), ("dense", "M_fused")])

@@ -80,9 +80,9 @@ def make_config(idx_root, tmp_path_factory):
     return make
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def one_thread():
-    """The same arithmetic here as in the processes that the tests start."""
+    """The same arithmetic here as in the processes that the tests start, and what a run sets does not outlive it."""
     before, deterministic = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
     torch.set_num_threads(1)
     yield
@@ -98,7 +98,14 @@ class Process:
         self.output = folder / f"output-{time.monotonic_ns()}.txt"
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(env or {})}
         with open(self.output, "w") as file:
-            self.popen = subprocess.Popen(command, cwd=folder, env=variables, stdout=file, stderr=subprocess.STDOUT)
+            self.popen = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=variables,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a process group of its own, which a test may signal
+            )
 
     def text(self) -> str:
         return self.output.read_text()
@@ -113,12 +120,15 @@ class Process:
     def children(self) -> list[int]:
         return children_of(self.popen.pid)
 
-    def kill(self):
-        """Kills the process and all that it started."""
+    def tree(self) -> list[int]:
+        """The process and all that it started, as far as they are alive."""
         pids = [self.popen.pid] if self.popen.poll() is None else []
         for pid in pids:  # grows while it is walked
             pids += children_of(pid)
-        for pid in pids:
+        return pids
+
+    def kill(self):
+        for pid in self.tree():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.popen.wait()

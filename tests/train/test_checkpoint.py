@@ -1,10 +1,17 @@
 import os
+import platform
+import subprocess
+from pathlib import Path
 
 import pytest
+import timm
 import torch
 
+import wbmm
 from wbmm.train import checkpoint
 from wbmm.train.checkpoint import CorruptCheckpoint, latest, read, write
+from wbmm.train.config import config_from_dict, load_config
+from wbmm.train.run import fit
 
 
 def payload(number: int) -> dict:
@@ -36,6 +43,37 @@ def test_a_plain_safe_load_reads_it(tmp_path):
     state = torch.load(path, weights_only=True)
     assert state["versions"]["torch"] == torch.__version__
     assert set(state["versions"]) == {"wbmm", "torch", "timm", "python"}
+
+
+def test_a_run_saves_all_that_continuing_and_understanding_it_needs(make_config):
+    config = load_config(make_config(schedule={"epochs": 1}), ["amp=fp16", "batch=16"])
+    fit(config)
+    state = torch.load(Path(config.out) / "last.pt", weights_only=True)
+    model = timm.create_model("test_resnet", num_classes=5, in_chans=1)
+    for part in ("model", "ema"):
+        model.load_state_dict(state[part], strict=True)
+    assert any(not torch.equal(value, state["ema"][key]) for key, value in state["model"].items())
+    moments = state["optimizer"]["state"].values()
+    assert len(moments) == len(list(model.parameters()))
+    assert all(moment["exp_avg_sq"].any() for moment in moments)
+    assert state["scheduler"]["base_values"]
+    assert state["scaler"]["scale"] > 1
+    position = state["position"]
+    assert (position["step"], position["steps_per_epoch"], position["evaluated"]) == (8, 8, True)
+    assert position["best"] == position["metrics"]["ema_top1"]
+    assert state["seconds"] > 0
+    assert config_from_dict(state["config"]) == config
+    assert (state["num_classes"], state["class_names"]) == (5, None)
+    assert state["versions"] == {
+        "wbmm": wbmm.__version__,
+        "torch": torch.__version__,
+        "timm": timm.__version__,
+        "python": platform.python_version(),
+    }
+    git = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
+    assert state["commit"] == (git.stdout.strip() or None)
 
 
 def test_one_flipped_byte_in_a_weight_is_found(tmp_path):

@@ -3,6 +3,7 @@
 import gzip
 import io
 import os
+import resource
 import signal
 import tarfile
 
@@ -174,6 +175,23 @@ def test_a_damaged_index_of_shards_is_made_again(tmp_path):
     (index,) = (tmp_path / ".wbmm-index").iterdir()
     index.write_bytes(b"\x93NUMPY broken")
     np.testing.assert_array_equal(open_source(cfg, train=True).labels, labels)
+
+
+def test_more_shards_than_files_may_be_open(tmp_path):
+    write_shards(tmp_path, "train", 60, shards=60)
+    source = open_source(config(tmp_path, data={"source": "wds"}).data, train=True)
+    source.image(0)  # what else is opened once, such as modules of PIL
+    before = set(os.listdir("/proc/self/fd"))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = [number for number in range(1000) if str(number) not in before]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[5], hard))  # five more may be opened
+    try:
+        images = [np.asarray(source.image(index)) for index in range(60)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    for sample, image in enumerate(images):
+        np.testing.assert_array_equal(image, np.asarray(picture(sample)))
+    assert set(os.listdir("/proc/self/fd")) == before
 
 
 def test_shard_patterns(tmp_path):

@@ -1,11 +1,18 @@
+import multiprocessing
 import os
 import signal
+import time
+from datetime import timedelta
 
+import numpy as np
 import pytest
 import torch
 
-from wbmm.train.config import load_config
-from wbmm.train.dist import World
+from wbmm.train.build import build_model
+from wbmm.train.config import config_from_dict, load_config
+from wbmm.train.data import loader
+from wbmm.train.data.augment import SampleDataset
+from wbmm.train.dist import World, is_peer_failure
 from wbmm.train.evaluate import evaluate
 from wbmm.train.run import fit
 
@@ -73,6 +80,61 @@ def test_a_signal_to_the_launcher_saves_on_all_ranks_and_stops(make_config, star
     assert (out_of(config) / "interrupted.json").exists(), agent.text()
     state = torch.load(out_of(config) / "last.pt", weights_only=True)
     assert state["position"]["step"] >= 3
+
+
+class Sleeper:
+    """A source on a dead file system."""
+
+    labels = np.zeros(8, dtype=np.int64)
+
+    def __len__(self):
+        return 8
+
+    def image(self, index):
+        time.sleep(1000)
+
+
+def test_a_data_worker_that_hangs_is_no_lost_process_and_can_be_ended(monkeypatch):
+    monkeypatch.setattr(loader, "WORKER_TIMEOUT_S", 0.1)
+    fetch = loader.WorkerFetch(SampleDataset(Sleeper(), None, 3, 0, skip_bad=False), workers=1)
+    with pytest.raises(RuntimeError, match="timed out") as caught:
+        next(fetch(0, [np.arange(1)]))
+    assert not is_peer_failure(caught.value)
+    (worker,) = multiprocessing.active_children()
+    worker.terminate()
+    worker.join(30)
+    assert worker.exitcode == 0
+
+
+def test_a_process_that_does_not_come_is_a_lost_one(free_port):
+    with pytest.raises(RuntimeError) as caught:
+        torch.distributed.TCPStore("127.0.0.1", free_port(), 2, is_master=True, timeout=timedelta(seconds=0.5))
+    assert is_peer_failure(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("[.../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711", True),
+        ("Timed out waiting 5000ms for recv operation to complete", True),
+        ("NCCL communicator was aborted on rank 1", True),
+        ("DataLoader timed out after 300 seconds", False),
+        ("DataLoader worker (pid 4711) is killed by signal: Broken pipe", False),
+        ("Caught RuntimeError in DataLoader worker process 0.\nRuntimeError: connection reset", False),
+        ("mat1 and mat2 shapes cannot be multiplied", False),
+    ],
+)
+def test_who_is_to_blame(text, expected):
+    assert is_peer_failure(RuntimeError(text)) == expected
+    assert not is_peer_failure(ValueError(text))
+
+
+def test_sync_bn_on_cpus_is_refused_for_several_processes_and_needless_for_one():
+    config = config_from_dict({"model": {"name": "test_resnet", "sync_bn": True}})
+    with pytest.raises(ValueError, match=r"model\.sync_bn needs CUDA: .* set it to false"):
+        build_model(config, 5, World(0, 2, torch.device("cpu")))
+    model = build_model(config, 5, World(0, 1, torch.device("cpu")))
+    assert not any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules())
 
 
 class Share:

@@ -3,12 +3,14 @@ import math
 import multiprocessing
 import os
 import signal
+import sys
 
 import pytest
 import timm
 import torch
 
-from wbmm.train import engine
+from wbmm.train import checkpoint, engine
+from wbmm.train import run as run_module
 from wbmm.train.config import load_config
 from wbmm.train.guard import BufferSnapshot, StopSignal, nonfinite_layers
 from wbmm.train.lock import lock_folder
@@ -67,6 +69,24 @@ def test_the_layers_are_named_and_the_command_fails(make_config, capsys):
     assert "layers whose activations are not finite, in order: conv1" in error
 
 
+@pytest.mark.parametrize("amp", ["bf16", "fp16"])
+def test_the_layers_are_named_in_mixed_precision(make_config, monkeypatch, amp):
+    """The weight is such that the layer overflows in that precision, and in fp16 not in FP32."""
+    config = make_config(**QUIET)
+    original = run_module.build_model
+
+    def build_model(*args):
+        model = original(*args)
+        with torch.no_grad():
+            model.layer3[0].conv1.weight.fill_(1e6 if amp == "fp16" else 3e38)
+        return model
+
+    monkeypatch.setattr(run_module, "build_model", build_model)
+    text = r"the loss is nan, after 1 skipped.* not finite, in order: layer3\.0\.conv1, layer3\.0\.bn1"
+    with pytest.raises(FloatingPointError, match=text):
+        fit(load_config(config, [f"amp={amp}", "max_skips=1", "batch=16"]))
+
+
 def test_layers_are_named_in_the_order_in_which_they_run():
     model = timm.create_model("test_resnet", num_classes=5).eval()
     images = torch.randn(2, 3, 32, 32)
@@ -120,10 +140,7 @@ def test_a_signal_is_remembered_and_the_handler_put_back(name):
 def whole(make_config):
     """A run that nothing disturbs."""
     config = make_config()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     fit(load_config(config))
-    torch.set_num_threads(threads)
     return config
 
 
@@ -153,6 +170,61 @@ def test_a_signal_saves_and_stops_and_resuming_leaves_no_trace(
     for kind in ("train", "eval"):
         got, expected = ([(r["step"], r["loss"]) for r in metrics(out_of(run), kind)] for run in (stopped, whole))
         assert got == expected
+    seconds = [record["seconds"] for record in metrics(out_of(stopped))]
+    assert seconds == sorted(seconds), "the working time goes on from that of the first sitting"
+
+
+def test_a_signal_to_every_process_of_the_run_saves_and_stops(make_config, start, wait_for_step):
+    data = {"in_memory": False, "workers": 2}
+    config = make_config(schedule={"epochs": 1000}, save={"every_steps": 0}, data=data)
+    process = start(config)
+    wait_for_step(process, out_of(config), 3)
+    processes = process.tree()
+    assert len(processes) >= 3
+    os.killpg(process.popen.pid, signal.SIGTERM)
+    for pid in processes:
+        os.kill(pid, signal.SIGTERM)
+    assert process.wait() == 0, process.text()
+    marker = json.loads((out_of(config) / "interrupted.json").read_text())
+    assert marker["signal"] == "SIGTERM"
+    assert checkpoint.read(out_of(config) / "last.pt")["position"]["step"] == marker["step"] >= 3
+    assert json.loads((out_of(config) / "status.json").read_text())["status"] == "stopped"
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in processes), "a worker stays behind"
+
+
+CRASH = """
+import sys
+from wbmm.train import engine, run
+
+original = engine.forward
+
+def forward(run, *batch):
+    if run.position.step == 2:
+        raise RuntimeError("the device is gone")
+    return original(run, *batch)
+
+engine.forward = forward
+sys.exit(run.main(sys.argv[1:]))
+"""
+
+
+def test_an_error_ends_the_process_and_its_data_workers(make_config, start_command):
+    """The traceback keeps the workers to the end, where Python waits for them."""
+    config = make_config(data={"in_memory": False, "workers": 2})
+    process = start_command([sys.executable, "-c", CRASH, str(config)], config.parent)
+    assert process.wait() == 1
+    assert process.text().endswith("RuntimeError: the device is gone\n")
+
+
+def test_a_start_that_fails_leaves_no_marker_of_the_sitting_before(make_config, capsys):
+    config = make_config()
+    out_of(config).mkdir()
+    marker = out_of(config) / "interrupted.json"
+    for overrides in (["data.root=/nowhere"], ["batch=3"], ["model.name=wbmm_tt"]):
+        marker.write_text("{}")
+        assert main([str(config), "resume=auto", *overrides]) == 2
+        assert not marker.exists(), overrides
+    assert "wbmm_tt" in capsys.readouterr().err
 
 
 def test_a_dead_data_worker_ends_the_run_with_the_reason(make_config, monkeypatch):

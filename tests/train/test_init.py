@@ -6,6 +6,7 @@ import torch
 
 from tests.helpers import randomize
 from tests.reference import released_state_dict
+from wbmm import cli
 from wbmm.checkpoint import CheckpointError
 from wbmm.train.init import init_weights
 
@@ -31,3 +32,11 @@ def test_other_windows_only_when_asked(tmp_path):
         init_weights(target, tmp_path / "run.pt")
     init_weights(target, tmp_path / "run.pt", resize_tables=True)
     torch.testing.assert_close(target.stages[3].blocks[0].mixer.table, source.stages[3].blocks[0].mixer.table)
+
+
+def test_a_fused_file_is_refused_and_its_source_named(tmp_path, capsys):
+    model = randomize(timm.create_model("wbmm_a", dims=(8, 16, 32, 64), num_classes=3))
+    torch.save({"model": model.state_dict()}, tmp_path / "run.pt")
+    assert cli.main(["reparam", str(tmp_path / "run.pt"), str(tmp_path / "fused.safetensors")]) == 0
+    with pytest.raises(CheckpointError, match=r"compact form.*cannot be trained.*training checkpoint.*: run\.pt"):
+        init_weights(model, tmp_path / "fused.safetensors")

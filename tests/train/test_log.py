@@ -2,6 +2,7 @@
 
 import io
 import json
+import struct
 import sys
 
 import pytest
@@ -120,6 +121,31 @@ def test_tensorboard_has_the_figures_and_hides_undone_steps(tmp_path):
     assert [event.value for event in events.Scalars("eval/top1")] == [54.0]
 
 
+def read_wandb(path) -> tuple[str, list[dict]]:
+    """The id and the logged values of an offline run: LevelDB's log format around protocol buffers."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, place, message, run_id, rows = path.read_bytes(), 7, b"", None, []
+    assert data[:4] == b":W&B"
+    while place + 7 <= len(data):
+        left = 32768 - place % 32768
+        if left < 7:  # a header does not fit the rest of a block, which is padding
+            place += left
+            continue
+        length, kind = struct.unpack_from("<HB", data, place + 4)
+        message += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind not in (1, 4):  # neither whole nor the last part
+            continue
+        record, message = Record.FromString(message), b""
+        if record.WhichOneof("record_type") == "run":
+            run_id = record.run.run_id
+        elif record.WhichOneof("record_type") == "history":
+            items = record.history.item
+            rows.append({"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in items})
+    return run_id, rows
+
+
 @pytest.mark.timeout(120)
 def test_wandb_offline_and_resuming_keep_one_run(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
@@ -132,6 +158,15 @@ def test_wandb_offline_and_resuming_keep_one_run(tmp_path, monkeypatch):
         ids.append(logger.trackers[0].run.id)
         logger.close("stopped" if resumed is None else "finished")
     assert ids[0] == ids[1] == (tmp_path / "wandb-id.txt").read_text().strip()
-    runs = list((tmp_path / "wandb").glob(f"offline-run-*-{ids[0]}"))
-    assert runs
-    assert all(list(folder.glob("*.wandb")) for folder in runs)
+    files = sorted((tmp_path / "wandb").glob(f"offline-run-*-{ids[0]}/*.wandb"))
+    sittings = [read_wandb(file) for file in files]
+    assert {run_id for run_id, _ in sittings} == {ids[0]}
+    rows = [row for _, rows in sittings for row in rows]
+    got = [{name: value for name, value in row.items() if not name.startswith("_")} for row in rows]
+    expected = []
+    for record in read_metrics(tmp_path):
+        figures = {name: value for name, value in record.items() if name not in ("epoch", "seconds", "time")}
+        kind, step = figures.pop("kind"), figures.pop("step")
+        expected.append({f"{kind}/{name}": value for name, value in figures.items()} | {"step": step})
+    assert [row["step"] for row in expected] == [1, 2, 3, 4, 4], "the last one is an evaluation"
+    assert got == expected

@@ -4,6 +4,7 @@ import torch
 import torch.nn as nn
 
 import wbmm  # noqa: F401  (registers the models)
+from wbmm.models.layer_groups import layer_group, layer_scale, num_groups
 from wbmm.train.config import OptimConfig, ScheduleConfig
 from wbmm.train.optim import build_optimizer, build_scheduler, freeze, set_train_mode
 
@@ -47,14 +48,55 @@ def test_an_optimiser_without_betas(wbmm_a):
         build_optimizer(wbmm_a, OptimConfig(name="adamww"), 0.1)
 
 
-def test_layer_decay_slows_the_early_layers(wbmm_a):
-    optimizer = build_optimizer(wbmm_a, OptimConfig(layer_decay=0.5), 1e-3)
+def learning_rates(model, layer_decay: float) -> dict[str, float]:
+    """Of each parameter in the first step, with 1 for the whole model."""
+    optimizer = build_optimizer(model, OptimConfig(layer_decay=layer_decay), 1.0)
     build_scheduler(optimizer, ScheduleConfig(epochs=2, warmup_epochs=0), 4).step_update(0)
-    lr = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
-    stem = lr[id(wbmm_a.get_parameter("stem.conv1.weight"))]
-    last = lr[id(wbmm_a.get_parameter("stages.3.blocks.1.ffn.fc1.weight"))]
-    head = lr[id(wbmm_a.get_parameter("head.fc.weight"))]
-    assert stem < last < head == pytest.approx(1e-3)
+    rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    return {name: rates[id(parameter)] for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize(("name", "groups", "last_block"), [("wbmm_t", 9, 17), ("wbmm_s", 12, 26)])
+def test_layer_decay_goes_by_the_groups_of_the_family(name, groups, last_block):
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    rates = learning_rates(model, 0.5)
+    expected = {
+        "stem.conv1.weight": 0,
+        "stages.0.blocks.2.ffn.fc1.weight": 1,
+        "stages.1.downsample.conv.weight": 2,
+        "stages.1.blocks.0.mixer.table": 2,
+        "stages.2.downsample.norm.bias": 3,
+        "stages.2.blocks.2.gamma": 3,
+        "stages.2.blocks.3.norm.weight": 4,
+        f"stages.2.blocks.{last_block}.ffn.fc2.weight": groups - 1,
+        "stages.3.downsample.conv.weight": groups,
+        "stages.3.blocks.2.mixer.table": groups,
+        "head.norm.weight": groups + 1,
+        "head.fc.weight": groups + 1,
+    }
+    for parameter, group in expected.items():
+        assert rates[parameter] == pytest.approx(0.5 ** (groups + 1 - group)), parameter
+    assert len(set(rates.values())) == groups + 2
+
+
+def test_layer_groups_of_any_number():
+    depths = (3, 3, 18, 3)
+    assert [num_groups(depths), num_groups((3, 3, 27, 3)), num_groups((2, 2, 8, 2))] == [9, 12, 6]
+    assert layer_group("stages.2.blocks.17.gamma", depths, groups=12) == 8
+    assert layer_group("stages.3.blocks.0.gamma", depths, groups=12) == 12
+    assert layer_group("decode_head.stages.0.blocks.0.gamma", depths, groups=12) == 13
+    assert layer_scale("stem.conv1.weight", depths, 0.8, groups=12) == pytest.approx(0.8**13)
+    with pytest.raises(ValueError, match=r"8 layer groups are too few for depths \(3, 3, 18, 3\); use 9 or more"):
+        layer_group("stem.conv1.weight", depths, groups=8)
+    with pytest.raises(ValueError, match="the blocks of 4 stages"):
+        num_groups((3, 3, 18))
+
+
+def test_layer_decay_of_other_models_is_timms():
+    model = timm.create_model("test_convnext")
+    rates = learning_rates(model, 0.5)
+    assert rates["stem.0.weight"] < rates["stages.0.blocks.0.mlp.fc1.weight"] < rates["head.fc.weight"] == 1
 
 
 def test_warm_up_is_linear_and_the_cosine_ends_at_the_minimum():

@@ -6,6 +6,7 @@ import json
 import pytest
 from PIL import Image
 
+from wbmm.train import log as log_module
 from wbmm.train.config import config_from_dict, to_yaml
 from wbmm.train.log import RunLogger
 from wbmm.train.report import read_run, write_summary
@@ -72,13 +73,58 @@ def test_data_wait_is_weighted_by_time(tmp_path):
     assert read_run(folder).data_wait() == pytest.approx((0.1 * 1 + 0.6 * 4) / 5)
 
 
-def test_time_between_two_sittings_is_not_training_time(tmp_path):
+def test_in_files_of_older_versions_a_long_gap_is_a_pause(tmp_path):
     folder = make_run(tmp_path / "one", top1=())
     records = [
         {"kind": "eval", "step": i, "epoch": i, "top1": 1.0, "time": t} for i, t in enumerate((0, 50, 9050, 9080))
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     assert read_run(folder).seconds == 80
+
+
+class FakeTime:
+    def __init__(self):
+        self.now = 1e9
+
+    def time(self) -> float:
+        return self.now
+
+    monotonic = time
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    fake = FakeTime()
+    monkeypatch.setattr(log_module, "time", fake)
+    return fake
+
+
+def sit(folder, clock, steps, gap, **resumed):
+    """A sitting that logs each step after `gap` seconds and is killed."""
+    logger = RunLogger(config_from_dict({"log": {"tensorboard": False}}), folder, **resumed)
+    for step in steps:
+        clock.now += gap
+        logger.eval(step, step, {"top1": 1.0})
+    return logger
+
+
+def test_slow_steps_count_and_the_time_between_sittings_does_not(tmp_path, clock):
+    sit(tmp_path, clock, (1, 2, 3), gap=1200)
+    clock.now += 90_000
+    sit(tmp_path, clock, (3, 4), gap=1200, resumed_step=2)
+    assert read_run(tmp_path).seconds == 4 * 1200, "step 3 of the first sitting is lost, and its time"
+    clock.now += 90_000
+    logger = sit(tmp_path, clock, (), gap=0, resumed_step=4, resumed_seconds=5000.0)
+    clock.now += 700
+    assert logger.seconds == 5700, "what the checkpoint says is more exact than the last record before it"
+    assert "| time, pauses left out | 1:20:00 |" in write_summary(tmp_path).read_text()
+
+
+def test_a_run_of_an_older_version_goes_on_from_its_guessed_time(tmp_path, clock):
+    records = [{"kind": "eval", "step": i, "epoch": i, "top1": 1.0, "time": t} for i, t in enumerate((0, 50, 9050))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    sit(tmp_path, clock, (3, 4), gap=1200, resumed_step=2)
+    assert read_run(tmp_path).seconds == 50 + 2400
 
 
 def command(*arguments):

@@ -12,7 +12,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 # Slurm's commands as far as the launcher uses them: a step that ends up outside the script's reach, and a signal to
 # every process of it.
 STUBS = {
-    "srun": 'setsid "$@" & echo $! > "$STUB/step"; wait $!',
+    "srun": 'echo "$1" > "$STUB/options"; shift; setsid "$@" & echo $! > "$STUB/step"; wait $!',
     "scancel": """
         echo "scancel $*" >> "$STUB/calls"
         tree() { for child in $(cat /proc/$1/task/*/children); do tree $child; done; kill -USR1 $1; }
@@ -37,6 +37,7 @@ def slurm(tmp_path) -> dict[str, str]:
         "SLURM_JOB_ID": "7",
         "SLURM_JOB_NODELIST": "node",
         "SLURM_NNODES": "1",
+        "SLURM_CPUS_PER_TASK": "3",
     }
 
 
@@ -52,6 +53,24 @@ def test_preemption_saves_and_requeues(slurm, tmp_path, make_config, start_comma
     state = torch.load(out / "last.pt", weights_only=True)
     assert state["position"]["step"] >= 3
     assert "SIGUSR1: saved at step" in script.text()
+    assert (tmp_path / "options").read_text() == "--cpus-per-task=3\n", "recent versions of srun do not inherit it"
+
+
+@pytest.mark.heavy
+def test_preemption_by_sigterm_to_the_tasks_saves_and_requeues(
+    slurm, tmp_path, make_config, start_command, wait_for_step
+):
+    config = make_config(schedule={"epochs": 1000}, save={"every_steps": 0}, data={"in_memory": False, "workers": 1})
+    out = config.parent / "out"
+    script = start_command(["bash", str(SCRIPTS / "train_slurm.sh"), str(config), f"out={out}"], config.parent, slurm)
+    wait_for_step(script, out, 3)
+    step = int((tmp_path / "step").read_text())
+    processes = script.tree()
+    for pid in processes[processes.index(step) :]:  # the launcher and its descendants
+        os.kill(pid, signal.SIGTERM)
+    script.wait()
+    assert "SIGTERM: saved at step" in script.text()
+    assert (tmp_path / "calls").read_text().splitlines() == ["scontrol requeue 7"]
 
 
 def test_the_slurm_script_wants_to_know_the_folder(slurm):

@@ -124,7 +124,10 @@ def explain_mismatch(model: nn.Module, state_dict: dict[str, Tensor]) -> str:
 def _advice(seen: Signature, wanted: Signature) -> list[str]:
     if seen.form != wanted.form:
         if wanted.form == "training":
-            return ["A fused checkpoint cannot go back to the training form; fuse the model first: wbmm.fuse(model)."]
+            return [
+                "A fused checkpoint cannot go back to the training form. For inference: wbmm.load_model(file), or fuse "
+                "the model first; for fine-tuning, take the training checkpoint that it was made from."
+            ]
         if seen.form == "training":
             return ["Load it into the model before wbmm.fuse(model)."]
         return [f"Fuse the model in the checkpoint's form: wbmm.fuse(model, form={seen.form!r})."]

@@ -15,7 +15,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import LayerNorm2d, NormMlpClassifierHead, calculate_drop_path_rates, get_device_dtype, trunc_normal_
-from timm.models import build_model_with_cfg, checkpoint_seq, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from torch import Tensor
 
@@ -24,6 +24,7 @@ from wbmm.zoo import ZooModel, load_zoo
 
 from .identify import explain_mismatch
 from .pattern import StageWindow, parse_pattern, parse_windows
+from .recompute import run_checkpointed
 from .released import convert_released
 from .state import find_state_dict
 
@@ -109,7 +110,7 @@ class Stage(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.downsample(x)
         if self.grad_checkpointing and self.training:
-            return checkpoint_seq(self.blocks, x)
+            return run_checkpointed(self.blocks, x)
         return self.blocks(x)
 
 

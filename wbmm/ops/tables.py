@@ -26,8 +26,8 @@ def zero_offset(window: Window) -> int:
 @lru_cache(maxsize=64)
 def _index_on_cpu(window: Window) -> Tensor:
     wh, ww = window
-    h = torch.arange(wh).repeat_interleave(ww)
-    w = torch.arange(ww).repeat(wh)
+    h = torch.arange(wh, device="cpu").repeat_interleave(ww)
+    w = torch.arange(ww, device="cpu").repeat(wh)
     dh = h[:, None] - h[None, :] + wh - 1
     dw = w[:, None] - w[None, :] + ww - 1
     return dh * (2 * ww - 1) + dw

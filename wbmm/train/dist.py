@@ -13,6 +13,7 @@ __all__ = ["World", "all_sum", "broadcast_buffers", "broadcast_object", "gather_
 
 # What the backends say when another process is gone or stuck; their exception types do not tell it apart.
 _PEER_FAILURES = ("connection closed", "connection reset", "broken pipe", "timed out", "timeout", "nccl", "gloo")
+_LOCAL_FAILURES = ("dataloader", "pin memory thread")  # of this process's own data workers, which time out and die too
 
 
 @dataclass(frozen=True)
@@ -97,4 +98,6 @@ def is_peer_failure(error: BaseException) -> bool:
     """Whether `error` comes from waiting for another process rather than from this one."""
     if isinstance(error, td.DistError):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _PEER_FAILURES)
+    text = str(error).lower()
+    local = any(part in text for part in _LOCAL_FAILURES)
+    return isinstance(error, RuntimeError) and not local and any(part in text for part in _PEER_FAILURES)

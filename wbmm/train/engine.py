@@ -141,7 +141,7 @@ def train_step(run: Run, micro_batches: list[tuple[Tensor, Tensor]]) -> tuple[fl
         last = micro == len(micro_batches) - 1
         with nullcontext() if last or world.size == 1 else run.wrapped.no_sync():
             loss = forward(run, images, targets) / len(micro_batches)
-            run.scaler.scale(loss).backward()
+            backward(run, loss)
         losses.append(loss.detach())
     loss, stop = all_sum([torch.stack(losses).sum() / world.size, run.stop.name is not None], world)
     if update(run, math.isfinite(loss)):
@@ -169,6 +169,14 @@ def forward(run: Run, images: Tensor, targets: Tensor) -> Tensor:
     with torch.autocast(run.world.device.type, run.amp_dtype, enabled=run.amp_dtype is not None):
         logits = run.wrapped(images)
     return run.criterion(logits.float(), targets)
+
+
+def backward(run: Run, loss: Tensor):
+    """Computes the gradients; with activation checkpointing the blocks run again, which must not count twice."""
+    statistics = BufferSnapshot(run.model) if run.config.model.grad_checkpointing else None
+    run.scaler.scale(loss).backward()
+    if statistics is not None:
+        statistics.restore()
 
 
 def update(run: Run, finite: bool) -> bool:
@@ -297,6 +305,7 @@ def state(run: Run) -> dict:
         "optimizer": run.optimizer.state_dict(),
         "scheduler": run.scheduler.state_dict(),
         "scaler": run.scaler.state_dict(),
+        "seconds": run.logger.seconds,
         "position": asdict(run.position) | {"steps_per_epoch": run.data.train.steps_per_epoch},
         "config": to_dict(run.config),
         "num_classes": run.data.num_classes,

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import threading
 from pathlib import Path
 
 import torch
@@ -44,10 +45,20 @@ class StopSignal:
 
 def detach_worker(_worker: int = 0):
     """For a data worker, at its start: launchers signal the whole process group, or every process of a job, and a
-    worker that dies of it takes the run down before it has saved. The worker ends with its process all the same."""
+    worker that dies of it takes the run down before it has saved."""
     os.setpgid(0, 0)
-    for number in (signal.SIGUSR1, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):  # macOS has none: there a SIGTERM to every single process ends the workers
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+        threading.Thread(target=_obey_parent, daemon=True).start()
+
+
+def _obey_parent():
+    """Ends this worker on its own process's SIGTERM alone. It cannot be ignored: Python sends it to workers that are
+    left at its exit, after an error for instance, and then waits for them."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
 
 
 def write_marker(folder: Path, **facts):
@@ -62,7 +73,8 @@ def clear_marker(folder: Path):
 
 
 class BufferSnapshot:
-    """The buffers of a model before a step: a skipped step must not leave NaN in the batch-norm statistics."""
+    """The buffers of a model, to be put back: batch-norm statistics must not keep the NaN of a skipped step, nor move
+    a second time when activation checkpointing runs a block again."""
 
     def __init__(self, model: nn.Module):
         self._buffers = list(model.buffers())

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import torch.nn as nn
 
-from wbmm.checkpoint import load_weights, read_state_dict
+from wbmm.checkpoint import CheckpointError, identify, load_weights, read_state_dict, safe_load
+from wbmm.deploy.describe import read_card
 
 __all__ = ["init_weights"]
 
@@ -20,6 +21,12 @@ def init_weights(model: nn.Module, path: Path, resize_tables: bool = False) -> s
         resize_tables: Interpolate tables of other window sizes.
     """
     state_dict = dict(read_state_dict(path))
+    seen = identify(state_dict)
+    if seen is not None and seen.form != "training":
+        raise CheckpointError(
+            f"{path} is fused ({seen.form} form), which cannot be trained: batch norms and branches are folded into "
+            f"its weights. Fine-tuning needs the training checkpoint that it was made from{_source(path)}"
+        )
     own = model.state_dict()
     fresh = [
         key
@@ -30,6 +37,11 @@ def init_weights(model: nn.Module, path: Path, resize_tables: bool = False) -> s
     load_weights(model, state_dict, resize_tables=resize_tables)
     head = f"; the classifier is new ({', '.join(fresh)})" if fresh else ""
     return f"started from the weights in {path}{head}"
+
+
+def _source(path: Path) -> str:
+    card = read_card(Path(path), safe_load(path))
+    return f": {card.source['file']}" if card and card.source else ""
 
 
 def _classifier_keys(model: nn.Module) -> list[str]:

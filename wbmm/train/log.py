@@ -6,7 +6,7 @@ from pathlib import Path
 
 from .config import TrainConfig
 from .console import make_console
-from .metrics import MetricsFile, write_text
+from .metrics import MetricsFile, working_seconds, write_text
 from .trackers import TensorBoard, WeightsAndBiases
 
 __all__ = ["STATUS_FILE", "RunLogger"]
@@ -22,9 +22,17 @@ class RunLogger:
         out: The run's folder.
         main: Whether this is the first process.
         resumed_step: The step that the run continues from; None for a new run.
+        resumed_seconds: The working time up to that step; None to take it from the metrics.
     """
 
-    def __init__(self, cfg: TrainConfig, out: str | Path, main: bool = True, resumed_step: int | None = None):
+    def __init__(
+        self,
+        cfg: TrainConfig,
+        out: str | Path,
+        main: bool = True,
+        resumed_step: int | None = None,
+        resumed_seconds: float | None = None,
+    ):
         self.main, self.out, self.last_step = main, Path(out), resumed_step or 0
         if not main:
             return
@@ -35,8 +43,15 @@ class RunLogger:
         if cfg.log.wandb:
             self.trackers.append(WeightsAndBiases(cfg, self.out, resumed_step))
         self.metrics = MetricsFile(self.out, resumed_step)
+        before = working_seconds(self.metrics.kept) if resumed_seconds is None else resumed_seconds
+        self._began = time.monotonic() - before
         self.console = make_console(cfg.schedule.epochs)
         self._write_status("running")
+
+    @property
+    def seconds(self) -> float:
+        """Working time of the run, that of earlier sittings included and the time between them not."""
+        return time.monotonic() - self._began
 
     def train(
         self,
@@ -87,7 +102,7 @@ class RunLogger:
     def _record(self, kind: str, step: int, epoch: float, values: dict[str, float]) -> dict:
         values = {name: float(value) for name, value in values.items()}
         record = {"kind": kind, "step": int(step), "epoch": round(float(epoch), 6), **values}
-        self.metrics.write({**record, "time": round(time.time(), 3)})
+        self.metrics.write({**record, "seconds": round(self.seconds, 3), "time": round(time.time(), 3)})
         for tracker in self.trackers:
             tracker.log(record["step"], {f"{kind}/{name}": value for name, value in values.items()})
         self.last_step = record["step"]

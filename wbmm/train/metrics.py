@@ -2,11 +2,13 @@
 
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
 
-__all__ = ["FILE", "MetricsFile", "read_metrics", "write_text"]
+__all__ = ["FILE", "MetricsFile", "read_metrics", "working_seconds", "write_text"]
 
 FILE = "metrics.jsonl"
+BREAK_S = 600  # without `seconds`: two records further apart than this are not one stretch of training
 
 
 def read_metrics(run_dir: str | Path) -> list[dict]:
@@ -23,6 +25,17 @@ def read_metrics(run_dir: str | Path) -> list[dict]:
     return [record for record in records if isinstance(record, dict) and "step" in record]
 
 
+def working_seconds(records: list[dict]) -> float:
+    """The time spent in training up to the last record, without the time between sittings.
+
+    Each record says so in `seconds`. Those of older versions hold the time of day alone, from which it is guessed.
+    """
+    if records and "seconds" in records[-1]:
+        return records[-1]["seconds"]
+    gaps = (after - before for before, after in pairwise(record["time"] for record in records if "time" in record))
+    return sum(gap for gap in gaps if gap < BREAK_S)
+
+
 def write_text(path: Path, text: str) -> None:
     """Replaces a file at once: a crash leaves the old one or the new one."""
     temporary = path.with_name(f".{path.name}.tmp")
@@ -37,15 +50,19 @@ class MetricsFile:
     """Appends records; on resume it first drops those after the step that the run restarts from.
 
     A new run in a folder that has metrics keeps the old ones as `metrics.old.jsonl`.
+
+    Attributes:
+        kept: The records from before the resumed step.
     """
 
     def __init__(self, out: Path, resumed_step: int | None):
         path = out / FILE
+        self.kept: list[dict] = []
         if path.exists() and resumed_step is None:
             path.replace(out / "metrics.old.jsonl")
         elif path.exists():
-            kept = [record for record in read_metrics(out) if record["step"] <= resumed_step]
-            write_text(path, "".join(f"{json.dumps(record)}\n" for record in kept))
+            self.kept = [record for record in read_metrics(out) if record["step"] <= resumed_step]
+            write_text(path, "".join(f"{json.dumps(record)}\n" for record in self.kept))
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, record: dict) -> None:

@@ -1,11 +1,16 @@
 """Optimiser, schedule and freezing, from timm's factories."""
 
+from functools import partial
+
 import torch.nn as nn
-from timm.optim import create_optimizer_v2, get_optimizer_info
+from timm.optim import create_optimizer_v2, get_optimizer_info, param_groups_weight_decay
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
+
+from wbmm.models import WBMM
+from wbmm.models.layer_groups import layer_scale
 
 from .config import OptimConfig, ScheduleConfig
 
@@ -16,6 +21,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig, lr: float) -> Optimiz
     """Builds timm's optimiser with its parameter groups.
 
     Weight decay is left off 1-d parameters and biases. GRN's gamma and beta (4-d) and the tables (2-d) are decayed.
+    Layer decay goes by the groups of `wbmm.models.layer_groups` for our models, by timm's for others.
     """
     try:
         info = get_optimizer_info(config.name)
@@ -26,14 +32,29 @@ def build_optimizer(model: nn.Module, config: OptimConfig, lr: float) -> Optimiz
         options["betas"] = tuple(config.betas)
     if info.has_eps:
         options["eps"] = config.eps
+    ours = config.layer_decay is not None and isinstance(model, WBMM)
     return create_optimizer_v2(
         model,
         opt=config.name,
         lr=lr,
         weight_decay=config.weight_decay,
         layer_decay=config.layer_decay,
+        param_group_fn=partial(_layer_decay_groups, config=config) if ours else None,
         **options,
     )
+
+
+def _layer_decay_groups(model: WBMM, config: OptimConfig) -> list[dict]:
+    """timm's groups, decayed and not, each split by the scale on the learning rate, which timm's schedules apply."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    depths = [len(stage) for stage in model.patterns]
+    groups: dict[tuple[float, float], dict] = {}
+    for part in param_groups_weight_decay(model, config.weight_decay, no_weight_decay_list=model.no_weight_decay()):
+        for parameter in part["params"]:
+            scale = layer_scale(names[id(parameter)], depths, config.layer_decay)
+            group = {"params": [], "lr_scale": scale, "weight_decay": part["weight_decay"]}
+            groups.setdefault((scale, part["weight_decay"]), group)["params"].append(parameter)
+    return list(groups.values())
 
 
 def build_scheduler(optimizer: Optimizer, config: ScheduleConfig, steps_per_epoch: int) -> Scheduler:

@@ -2,7 +2,6 @@
 
 import json
 import math
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -10,11 +9,9 @@ import yaml
 
 from .console import duration
 from .log import STATUS_FILE
-from .metrics import read_metrics, write_text
+from .metrics import read_metrics, working_seconds, write_text
 
 __all__ = ["RunFacts", "draw_curves", "read_run", "write_summary"]
-
-BREAK_S = 600  # two records further apart than this are not one stretch of training
 
 
 class RunFacts:
@@ -24,6 +21,7 @@ class RunFacts:
         config: The resolved configuration as plain values.
         train, eval: The records of metrics.jsonl.
         status: running, finished, stopped or failed. A killed run stays at running.
+        seconds: Working time up to the last record.
     """
 
     def __init__(self, run_dir: str | Path):
@@ -35,7 +33,7 @@ class RunFacts:
         self.config = yaml.safe_load(config_file.read_text()) if config_file.is_file() else {}
         self.status = json.loads(status_file.read_text())["status"] if status_file.is_file() else "unknown"
         self.step = max((record["step"] for record in records), default=0)
-        self.seconds = _working_seconds([record["time"] for record in records if "time" in record])
+        self.seconds = working_seconds(records)
 
     def get(self, key: str, default="?"):
         """A configuration value by its dotted name."""
@@ -82,11 +80,6 @@ def _top1(record: dict) -> float | None:
     return record.get("ema_top1", record.get("top1"))
 
 
-def _working_seconds(times: list[float]) -> float:
-    gaps = (after - before for before, after in pairwise(times))
-    return sum(gap for gap in gaps if gap < BREAK_S)
-
-
 def write_summary(run_dir: str | Path) -> Path:
     """Writes summary.md and curves.png into the run's folder and returns the path of the summary."""
     run = read_run(run_dir)
@@ -115,14 +108,14 @@ def _summary_rows(run: RunFacts):
         yield "training speed, median", f"{run.typical('images_per_s'):,.0f} images/s"
         yield "waiting for data", f"{100 * (run.data_wait() or 0):.1f} % of the training time"
         yield "memory, highest", f"{max(record['memory_mb'] for record in run.train):,.0f} MB"
-    yield "time, first to last record", duration(run.seconds)
+    yield "time, pauses left out", duration(run.seconds)
     yield "configuration", "[config.yaml](config.yaml)"
 
 
 def _eval_table(records: list[dict], most: int = 30) -> str:
     if not records:
         return ""
-    names = [name for name in records[-1] if name not in ("kind", "step", "epoch", "time")]
+    names = [name for name in records[-1] if name not in ("kind", "step", "epoch", "seconds", "time")]
     keep = records[:: math.ceil(len(records) / most)]
     keep += [] if keep[-1] is records[-1] else [records[-1]]
     lines = [f"| epoch | step | {' | '.join(names)} |", "| --- " * (len(names) + 2) + "|"]

@@ -88,6 +88,8 @@ def fit(config: TrainConfig) -> Result:
 
 def _fit(config: TrainConfig, world: World, stop: StopSignal) -> Result:
     with lock_folder(Path(config.out), world.main):
+        if world.main:
+            clear_marker(Path(config.out))  # of the sitting before: if this one cannot start, it is not interrupted
         run = build(config, world, stop)
         status = "failed"
         try:
@@ -133,15 +135,15 @@ def build(config: TrainConfig, world: World, stop: StopSignal) -> Run:
     if saved:
         texts += restore(built, saved, resume)
     built.wrapped = wrap(model, config, world)  # after the weights are in: DDP sends rank 0's to all
-    open_log(built, saved is not None, [str(plan), lr_text, *texts])
+    open_log(built, saved, [str(plan), lr_text, *texts])
     return built
 
 
-def open_log(run: Run, resumed: bool, texts: list[str]) -> None:
+def open_log(run: Run, saved: dict | None, texts: list[str]) -> None:
     """Starts the logs: the resolved configuration, printed and beside the run, and how it was arrived at."""
-    run.logger = RunLogger(run.config, run.out, run.world.main, run.position.step if resumed else None)
+    resumed = {"resumed_step": run.position.step, "resumed_seconds": saved.get("seconds")} if saved else {}
+    run.logger = RunLogger(run.config, run.out, run.world.main, **resumed)
     if run.world.main:
-        clear_marker(run.out)
         write_text(run.out / "config.yaml", to_yaml(run.config))
     run.logger.message(to_yaml(run.config).rstrip())
     parameters = sum(parameter.numel() for parameter in run.model.parameters())

@@ -6,7 +6,7 @@ from ..config import TrainConfig
 from .augment import SampleDataset, eval_transform, train_transform
 from .check import check_config, check_sets
 from .loader import EvalLoader, TrainLoader, WorkerFetch
-from .memory import MemoryFetch, load_images
+from .memory import MemoryFetch, check_memory, load_images
 from .mix import Mixer
 from .order import Plan
 from .sources import BadImage, Source, open_source
@@ -27,6 +27,8 @@ def build_data(cfg: TrainConfig, rank: int = 0, world: int = 1, accumulation: in
     check_config(cfg)
     train, val = open_source(cfg.data, train=True), open_source(cfg.data, train=False)
     num_classes = check_sets(cfg.data, train, val)
+    if cfg.data.in_memory:
+        check_memory(cfg, train, val)
     size, fetch = _train_fetch(cfg, train)
     plan = Plan(size, cfg.seed, cfg.batch, world, rank, accumulation)
     return Data(TrainLoader(plan, fetch), _eval_loader(cfg, val, rank, world), num_classes, train.class_names)
@@ -35,7 +37,10 @@ def build_data(cfg: TrainConfig, rank: int = 0, world: int = 1, accumulation: in
 def build_eval(cfg: TrainConfig, rank: int = 0, world: int = 1) -> EvalLoader:
     """The validation set alone."""
     check_config(cfg)
-    return _eval_loader(cfg, open_source(cfg.data, train=False), rank, world)
+    source = open_source(cfg.data, train=False)
+    if cfg.data.in_memory:
+        check_memory(cfg, source)
+    return _eval_loader(cfg, source, rank, world)
 
 
 def _train_fetch(cfg: TrainConfig, source: Source):

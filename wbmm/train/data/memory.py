@@ -13,13 +13,14 @@ from .augment import SampleDataset, eval_transform
 from .order import COLOUR, ERASE, GEOMETRY, uniform
 from .sources import Source
 
-__all__ = ["MemoryFetch", "augment_batch", "load_images"]
+__all__ = ["MemoryFetch", "augment_batch", "check_memory", "load_images"]
+
+MEMORY_SHARE = 0.8
 
 
 def load_images(cfg: TrainConfig, source: Source) -> tuple[torch.Tensor, torch.Tensor]:
     """Decodes a set: images uint8 [N, C, size, size], resized and cut as for evaluation, and labels [N]."""
     size, channels = cfg.data.size, cfg.data.in_chans
-    _check_memory(len(source) * channels * size * size)
     transform = eval_transform(cfg, normalize=False)
     dataset = SampleDataset(source, transform, channels, seed=None, skip_bad=cfg.data.on_bad_image == "skip")
     images = torch.empty(len(source), channels, size, size, dtype=torch.uint8)
@@ -33,14 +34,20 @@ def load_images(cfg: TrainConfig, source: Source) -> tuple[torch.Tensor, torch.T
     return images[:count], torch.tensor(labels, dtype=torch.int64)
 
 
-def _check_memory(wanted: int) -> None:
+def check_memory(cfg: TrainConfig, *sources: Source) -> None:
+    """Refuses sets that, held by each process of this machine, would not leave it room to work."""
     if not hasattr(os, "sysconf") or "SC_PHYS_PAGES" not in os.sysconf_names:
         return
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if wanted > 0.8 * total:
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    size, channels = cfg.data.size, cfg.data.in_chans
+    wanted = sum(map(len, sources)) * channels * size * size * processes
+    if wanted > MEMORY_SHARE * total:
+        images = " + ".join(str(len(source)) for source in sources)
         raise ValueError(
-            f"data.in_memory needs {wanted / 2**30:.1f} GiB for this set at this size, the machine has "
-            f"{total / 2**30:.1f} GiB: set data.in_memory=false"
+            f"data.in_memory needs ({images}) images x {channels} x {size} x {size} bytes x {processes} "
+            f"process{'' if processes == 1 else 'es'} = {wanted / 2**30:.3g} GiB; the machine has {total / 2**30:.3g} "
+            f"GiB, of which {MEMORY_SHARE:.0%} may be used: set data.in_memory=false"
         )
 
 

@@ -36,7 +36,6 @@ class ShardReader(Reader):
         super().__init__()
         self.files = shard_files(Path(root), split)
         self.target_key = target_key
-        self._open: dict[int, int] = {}
         cache = Path(index) if index else Path(root) / ".wbmm-index"
         table = self._load_or_scan(cache / f"{self._digest()}.npy")
         self.shard, self.offset, self.size, self.labels = table
@@ -47,11 +46,10 @@ class ShardReader(Reader):
         return len(self.labels)
 
     def __getitem__(self, index: int):
-        shard = int(self.shard[index])
-        if shard not in self._open:
-            self._open[shard] = os.open(self.files[shard], os.O_RDONLY)
-        # pread has no position, so forked workers may share the descriptor
-        data = os.pread(self._open[shard], int(self.size[index]), int(self.offset[index]))
+        # Opened for each read: the order is random over all shards, so that keeping some open would seldom help, and
+        # keeping all open exceeds the limit on open files.
+        with open(self.files[int(self.shard[index])], "rb", buffering=0) as file:
+            data = os.pread(file.fileno(), int(self.size[index]), int(self.offset[index]))
         return io.BytesIO(data), int(self.labels[index])
 
     def _filename(self, index: int, basename: bool = False, absolute: bool = False) -> str:
