@@ -2,6 +2,7 @@
 
 from . import models
 from .checkpoint import load_weights
+from .deploy.files import load_model, save_model
 from .deploy.fuse import fuse
 from .layers import HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
 from .version import __version__
@@ -12,6 +13,8 @@ __all__ = [
     "WBMM2d",
     "__version__",
     "fuse",
+    "load_model",
     "load_weights",
     "models",
+    "save_model",
 ]

@@ -1,0 +1,132 @@
+"""`wbmm reparam`: a checkpoint to its fused inference form, in a file that describes itself."""
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from wbmm.checkpoint import safe_load
+from wbmm.models.state import CheckpointError
+from wbmm.text import render_table
+
+from .atomic import check_target
+from .card import ModelCard, versions
+from .describe import form_of
+from .files import describe_source, open_checkpoint, write_weights
+from .fuse import FORMS, fuse
+from .photos import photo_batch
+
+__all__ = ["EXAMPLE", "Size", "add_arguments", "main", "run"]
+
+EXAMPLE = "wbmm reparam runs/wbmm_t/best.pt wbmm_t.safetensors --check"
+HEADERS = ("", "form", "parameters M", "stored M", "file MB")
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-2}
+
+
+@dataclass(frozen=True)
+class Size:
+    """How large a model is: its parameters, everything a file stores, and the file."""
+
+    parameters: int
+    stored: int
+    bytes: int
+
+    @classmethod
+    def of(cls, model: nn.Module, path: Path) -> "Size":
+        stored = sum(value.numel() for value in model.state_dict().values())
+        return cls(sum(p.numel() for p in model.parameters()), stored, path.stat().st_size)
+
+    def row(self, label: str, form: str) -> list[str]:
+        return [label, form, f"{self.parameters / 1e6:.2f}", f"{self.stored / 1e6:.2f}", f"{self.bytes / 2**20:.1f}"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("input", type=Path, metavar="IN", help="a checkpoint: ours, released, mmseg's or mmdet's")
+    parser.add_argument("output", type=Path, metavar="OUT", help="a .safetensors or .pth file")
+    parser.add_argument("--model", help="the model's name, where the file does not tell")
+    parser.add_argument("--form", choices=FORMS, default="compact")
+    parser.add_argument("--half", action="store_true", help="store the weights in float16")
+    parser.add_argument("--check", action="store_true", help="compare both forms on photographs; exit code 1 if unlike")
+    parser.add_argument("--images", type=Path, metavar="DIR", help="photographs of your own for --check")
+    parser.add_argument("--tolerance", type=float, help="of --check, relative to the largest output (default 1e-5)")
+    parser.add_argument("--no-ema", dest="ema", action="store_false", help="the weights themselves, not their average")
+    parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
+
+
+def main(argv: list[str] | None = None) -> int:
+    from wbmm.cli import main as wbmm_main
+
+    return wbmm_main(["reparam", *(sys.argv[1:] if argv is None else argv)])
+
+
+def run(args: argparse.Namespace) -> int:
+    check_target(args.output, args.force)
+    contents = safe_load(args.input)
+    if isinstance(contents, dict) and _is_mm(contents):
+        from .reparam_mm import run_mm
+
+        return run_mm(args, contents)
+    model, card = open_checkpoint(args.input, args.model, args.ema)
+    fused = fuse(model, args.form)
+    if form_of(fused) == "training":
+        raise CheckpointError(f"{args.input}: there is nothing to fuse in {card.describe()}")
+    state_dict = store(fused.state_dict(), args.half)
+    fused.load_state_dict(state_dict)  # what the file will hold, rounded if it is in half precision
+    if args.check and not _agree(model, fused, photo_batch(card, args.images), args):
+        return 1
+    new = card.replace(
+        form=args.form,
+        dtype="float16" if args.half else "float32",
+        source=describe_source(args.input),
+        versions=versions(),
+    )
+    write_weights(state_dict, new, args.output, args.force)
+    _report(model, card, args.input, fused, new, args.output)
+    return 0
+
+
+def _is_mm(contents: dict) -> bool:
+    state_dict = contents.get("state_dict", contents)
+    return isinstance(state_dict, dict) and any(str(key).startswith("backbone.") for key in state_dict)
+
+
+def store(state_dict: dict[str, Tensor], half: bool) -> dict[str, Tensor]:
+    """The tensors of a file, in half precision if asked; one that would overflow there is an error."""
+    if not half:
+        return state_dict
+    stored = {key: value.half() if value.is_floating_point() else value for key, value in state_dict.items()}
+    lost = [key for key, value in stored.items() if value.is_floating_point() and not value.isfinite().all()]
+    if lost:
+        raise ValueError(f"--half: {lost[0]} has values above 65504, which float16 does not hold; leave --half out")
+    return stored
+
+
+@torch.inference_mode()
+def _agree(model: nn.Module, fused: nn.Module, images: Tensor, args: argparse.Namespace) -> bool:
+    """Whether both forms agree on the photographs at their size, and at another one that fills no window."""
+    agree = True
+    for batch in (images, images[:2, ..., : images.shape[-2] - 3, : images.shape[-1] - 5]):
+        agree &= report_difference(model(batch), fused(batch), f"{tuple(batch.shape)}", args)
+    return agree
+
+
+def report_difference(expected: Tensor, got: Tensor, what: str, args: argparse.Namespace) -> bool:
+    """Prints the largest difference and whether it is within the tolerance."""
+    scale = max(1.0, expected.abs().max().item())
+    difference = (got - expected).abs().max().item()
+    tolerance = args.tolerance or TOLERANCE[torch.float16 if args.half else torch.float32]
+    good = difference <= tolerance * scale  # false for NaN too
+    allowed = f"allowed {tolerance * scale:.2e}"
+    text = f"photographs {what}: outputs up to {scale:.3g} differ by at most {difference:.2e}, {allowed}"
+    print(text if good else f"{text}: NOT written", file=sys.stdout if good else sys.stderr)
+    return good
+
+
+def _report(model: nn.Module, card: ModelCard, source: Path, fused: nn.Module, new: ModelCard, path: Path) -> None:
+    rows = [Size.of(model, source).row(source.name, card.form), Size.of(fused, path).row(path.name, new.form)]
+    print(render_table(HEADERS, rows))
+    print(f"\n{path}: {new.describe()}, from {new.source['file']} (sha256 {new.source['sha256'][:12]}...)")
