@@ -1,0 +1,42 @@
+# UPerNet with 512 channels, and an FCN head on stage 3 beside it in training. Sizes of T; a model's file changes them.
+norm_cfg = dict(type="SyncBN", requires_grad=True)
+model = dict(
+    type="EncoderDecoder",
+    data_preprocessor=dict(
+        type="SegDataPreProcessor",
+        mean=[123.675, 116.28, 103.53],
+        std=[58.395, 57.12, 57.375],
+        bgr_to_rgb=True,
+        pad_val=0,
+        seg_pad_val=255,
+        size=(512, 512),
+    ),
+    backbone=dict(type="WBMMBackbone", out_indices=(0, 1, 2, 3)),
+    decode_head=dict(
+        type="UPerHead",
+        in_channels=[80, 160, 320, 640],
+        in_index=[0, 1, 2, 3],
+        pool_scales=(1, 2, 3, 6),
+        channels=512,
+        dropout_ratio=0.1,
+        num_classes=150,
+        norm_cfg=norm_cfg,
+        align_corners=False,
+        loss_decode=dict(type="CrossEntropyLoss", use_sigmoid=False, loss_weight=1.0),
+    ),
+    auxiliary_head=dict(
+        type="FCNHead",
+        in_channels=320,
+        in_index=2,
+        channels=256,
+        num_convs=1,
+        concat_input=False,
+        dropout_ratio=0.1,
+        num_classes=150,
+        norm_cfg=norm_cfg,
+        align_corners=False,
+        loss_decode=dict(type="CrossEntropyLoss", use_sigmoid=False, loss_weight=0.4),
+    ),
+    train_cfg=dict(),
+    test_cfg=dict(mode="whole"),
+)

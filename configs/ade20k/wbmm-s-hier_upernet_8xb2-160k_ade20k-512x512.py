@@ -1,0 +1,4 @@
+_base_ = ["./wbmm-s-dense_upernet_8xb2-160k_ade20k-512x512.py"]
+
+# No hierarchical weights are published: this is what `wbmm train configs/imagenet/wbmm_s_hier.yaml` writes.
+model = dict(backbone=dict(arch="wbmm_s_hier", init_cfg=dict(checkpoint="runs/wbmm_s_hier/best.pt")))

@@ -1,0 +1,66 @@
+"""What several tests of the OpenMMLab side need."""
+
+import json
+import os
+from contextlib import contextmanager
+
+import torch
+
+from tests.helpers import randomize
+from tests.reference import FOLDER, released_state_dict
+from wbmm.mm.backbone import WBMMBackbone
+from wbmm.ops import relative_index
+
+NARROW = {"arch": "wbmm_a_hier", "dims": (8, 16, 32, 64)}
+
+
+def backbone(seed: int = 0, **kwargs) -> WBMMBackbone:
+    """A narrow backbone in eval mode with every parameter and statistic far from its initial value."""
+    return randomize(WBMMBackbone(**{**NARROW, **kwargs}), seed).eval()
+
+
+@contextmanager
+def on_meta():
+    """What is built inside takes no memory. The operator keeps each index that it builds, so these come first."""
+    for side in (7, 14):
+        relative_index((side, side))
+    with torch.device("meta"):
+        yield
+
+
+def checkpoint(model: torch.nn.Module, **meta) -> dict:
+    """What a runner would save of a model with this backbone and a one-layer head."""
+    state_dict = {f"backbone.{key}": value for key, value in model.state_dict().items()}
+    state_dict["decode_head.conv_seg.weight"] = torch.arange(128.0).view(2, 64, 1, 1)
+    return {"meta": meta, "state_dict": state_dict, "optimizer": {"state": {}}, "message_hub": {}}
+
+
+def released_dense_backbone(name: str, values: bool = True) -> dict[str, torch.Tensor]:
+    """The backbone's part of a released segmentor: the classifier's names, and norm0..3 in place of its head.
+
+    Args:
+        name: the classifier.
+        values: deterministic ones; without, zeros that take no memory.
+    """
+    if values:
+        released = released_state_dict(name)
+    else:
+        keys = json.loads((FOLDER / f"{name}.keys.json").read_text())
+        released = {key: torch.zeros(()).expand(shape) for key, shape in keys.items()}
+    state_dict = {key: value for key, value in released.items() if not key.startswith(("head.", "norm."))}
+    generator = torch.Generator().manual_seed(1)
+    for i, key in enumerate(("0.4", "1.1", "2.1", "3.1")):
+        dim = state_dict[f"downsample_layers.{key}.weight"].numel()
+        state_dict[f"norm{i}.weight"] = torch.rand(dim, generator=generator) + 0.5
+        state_dict[f"norm{i}.bias"] = torch.randn(dim, generator=generator)
+    return state_dict
+
+
+class Bomb:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, target):
+        self.target = target
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.target),)

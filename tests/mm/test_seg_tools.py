@@ -1,0 +1,306 @@
+"""Training and testing of segmentors through the real runner, on small data in ADE20K's format."""
+
+import copy
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+pytest.importorskip("mmseg")
+
+import wbmm
+from tests.mm.helpers import Bomb
+from tests.mm.shapes import write_config, write_shapes
+from wbmm import cli
+from wbmm.mm import hooks
+from wbmm.mm.build import build_segmentor
+from wbmm.mm.checkpoint import fuse_mm_checkpoint
+from wbmm.mm.safety import read_checkpoint
+from wbmm.mm.test import main as main_test
+from wbmm.mm.test import test as run_test  # not `test`, which pytest would collect
+from wbmm.mm.train import main as main_train
+
+ITERATIONS, INTERVAL = 8, 4
+
+
+def scalars(work_dir):
+    """What the runner logged of the last start in a folder, a dict an iteration."""
+    (*_, file) = sorted(work_dir.glob("*/vis_data/scalars.json"))
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return write_shapes(tmp_path_factory.mktemp("ade"), train=8, val=2)
+
+
+@pytest.fixture(scope="module")
+def config(data, tmp_path_factory):
+    path = tmp_path_factory.mktemp("config") / "tiny.py"
+    return write_config(path, data, iterations=ITERATIONS, interval=INTERVAL, lr=5e-3)
+
+
+@pytest.fixture(scope="module")
+def watched():
+    """Has the hook that watches labels note which images each iteration saw, and with which learning rate."""
+    seen, original = [], hooks.LabelRangeHook.before_train_iter
+
+    def note(self, runner, batch_idx, data_batch=None):
+        original(self, runner, batch_idx, data_batch)
+        paths = [sample.img_path for sample in data_batch["data_samples"]]
+        rates = [group["lr"] for group in runner.optim_wrapper.param_groups]
+        state = copy.deepcopy(runner.optim_wrapper.state_dict()["state"])
+        seen.append((runner.iter, paths, rates, state))
+
+    hooks.LabelRangeHook.before_train_iter = note
+    yield seen
+    hooks.LabelRangeHook.before_train_iter = original
+
+
+@pytest.fixture(scope="module")
+def trained(config, watched, tmp_path_factory):
+    """A finished run: its folder, and what it saw."""
+    folder = tmp_path_factory.mktemp("run")
+    assert main_train("seg", [str(config), "--work-dir", str(folder)]) == 0
+    seen = list(watched)
+    watched.clear()
+    return folder, seen
+
+
+def evaluate(config, checkpoint, work_dir, *options):
+    import argparse
+
+    from wbmm.mm.test import add_arguments
+
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    argv = [str(config), str(checkpoint), "--work-dir", str(work_dir), *options]
+    return run_test("seg", parser.parse_args(argv))
+
+
+def test_the_loss_falls(trained):
+    folder, _ = trained
+    losses = [line["loss"] for line in scalars(folder) if "loss" in line]
+    assert len(losses) == ITERATIONS
+    assert np.mean(losses[-3:]) < 0.95 * np.mean(losses[:3])
+    assert (folder / f"iter_{ITERATIONS}.pth").is_file()
+    assert list(folder.glob("best_mIoU_iter_*.pth"))
+    assert not list(folder.glob(".*"))  # no temporary file
+
+
+def test_resuming_continues_where_the_run_was(trained, config, watched, tmp_path):
+    folder, undisturbed = trained
+    shutil.copy(folder / f"iter_{INTERVAL}.pth", tmp_path)
+    (tmp_path / f"iter_{INTERVAL + 1}.pth").write_bytes(b"PK cut off")  # passed over
+    (tmp_path / "last_checkpoint").write_text("")  # as a kill leaves it
+    watched.clear()
+    assert main_train("seg", [str(config), "--work-dir", str(tmp_path), "--resume"]) == 0
+    assert [entry[0] for entry in watched] == list(range(INTERVAL, ITERATIONS))
+    for (_, paths, rates, _), (_, old_paths, old_rates, _) in zip(watched, undisturbed[INTERVAL:], strict=True):
+        assert paths == old_paths
+        assert rates == old_rates
+    torch.testing.assert_close(watched[0][3], undisturbed[INTERVAL][3])
+    assert (tmp_path / f"iter_{ITERATIONS}.pth").is_file()
+
+
+def test_a_folder_with_a_run_is_not_overwritten(trained, config, capsys):
+    folder, _ = trained
+    assert main_train("seg", [str(config), "--work-dir", str(folder)]) == 2
+    assert f"already holds iter_{ITERATIONS}.pth of a run: continue it with --resume" in capsys.readouterr().err
+
+
+def test_single_and_multi_scale_and_fused(trained, config, tmp_path, capsys):
+    checkpoint = trained[0] / f"iter_{ITERATIONS}.pth"
+    assert cli.main(["reparam", str(checkpoint), str(tmp_path / "fused.pth"), "--form", "dense", "--check"]) == 0
+    said = capsys.readouterr().out
+    assert "model.backbone.form='dense'" in said
+    assert "map 3" in said
+    plain = evaluate(config, checkpoint, tmp_path / "a")
+    assert 0 <= plain["mIoU"] <= 100
+    assert plain["aAcc"] > 0
+    assert evaluate(config, checkpoint, tmp_path / "b", "--fuse")["mIoU"] == pytest.approx(plain["mIoU"], abs=0.01)
+    assert evaluate(config, tmp_path / "fused.pth", tmp_path / "c")["mIoU"] == pytest.approx(plain["mIoU"], abs=0.01)
+    multi = evaluate(config, checkpoint, tmp_path / "d", "--tta", "--fuse", "dense")
+    assert 0 <= multi["mIoU"] <= 100
+
+
+def test_reparam_touches_the_backbone_alone(trained, tmp_path, capsys):
+    checkpoint = trained[0] / f"iter_{ITERATIONS}.pth"
+    assert cli.main(["reparam", str(checkpoint), str(tmp_path / "fused.pth")]) == 0
+    before, after = read_checkpoint(checkpoint), read_checkpoint(tmp_path / "fused.pth")
+    heads = {key: value for key, value in before["state_dict"].items() if not key.startswith("backbone.")}
+    for key, value in heads.items():
+        torch.testing.assert_close(after["state_dict"][key], value, rtol=0, atol=0)
+    assert not any(key.endswith("running_mean") for key in after["state_dict"] if key.startswith("backbone."))
+    assert "optimizer" not in after
+    assert "form='compact'" in after["meta"]["cfg"].replace('"', "'")
+    assert (tmp_path / "fused.pth").stat().st_size < checkpoint.stat().st_size
+    card = json.loads(after["wbmm"])
+    assert (card["form"], card["source"]["file"]) == ("compact", checkpoint.name)
+    assert cli.main(["reparam", str(checkpoint), str(tmp_path / "fused.safetensors")]) == 1
+    assert "read .pth files" in capsys.readouterr().err
+    assert cli.main(["reparam", str(checkpoint), str(tmp_path / "b.pth"), "--model", "wbmm_t"]) == 1
+    assert "not wbmm_t" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("mode", ["whole", "slide"])
+def test_sizes(trained, config, mode):
+    checkpoint = trained[0] / f"iter_{ITERATIONS}.pth"
+    model, fused = build_segmentor(config, checkpoint), build_segmentor(config, checkpoint, fuse="compact")
+    assert model.dataset_meta["classes"][:2] == ("wall", "building")
+    for net in (model, fused):
+        net.test_cfg.update(mode=mode, crop_size=(64, 64), stride=(43, 43))
+    for size in [(64, 64), (57, 131), (33, 132), (20, 19)]:
+        images = torch.randn(1, 3, *size)
+        with torch.no_grad():
+            a, b = (net.predict(images)[0] for net in (model, fused))
+        assert a.pred_sem_seg.data.shape == (1, *size)
+        torch.testing.assert_close(a.seg_logits.data, b.seg_logits.data, rtol=1e-3, atol=1e-3)
+
+
+def test_a_released_segmentor_loads(trained, config, tmp_path):
+    """Its names, around the weights of this run; a classifier's names for the head as mmseg has always had them."""
+    state_dict = read_checkpoint(trained[0] / f"iter_{ITERATIONS}.pth")["state_dict"]
+    torch.save({"state_dict": released_names(state_dict), "meta": {"CLASSES": ["a"]}}, tmp_path / "released.pth")
+    model = build_segmentor(config, tmp_path / "released.pth")
+    torch.testing.assert_close(dict(model.state_dict()), dict(state_dict))
+    assert model.dataset_meta == {"classes": ["a"]}
+
+
+def released_names(state_dict):
+    """Our names of a training-form segmentor turned into the released ones."""
+    from tests.reference import released_state_dict
+    from wbmm.models.released import convert_released
+
+    marker = {"downsample_layers.0.0.weight": torch.zeros(1)}
+    names = {}
+    for key, value in released_state_dict("wbmm_t_dense").items():
+        for ours in convert_released({key: value, **marker}):
+            names[ours] = key if ours != "stem.conv1.weight" else "downsample_layers.0.0.weight"
+    renamed = {}
+    for key, value in state_dict.items():
+        inner = key.removeprefix("backbone.")
+        if key.startswith("backbone.") and inner in names:
+            value = value[:, :, None, None] if ".se." in inner and inner.endswith("weight") else value
+            key = f"backbone.{names[inner]}"
+        renamed[key] = value
+    return renamed
+
+
+class TestErrors:
+    """What the user can mend: one sentence, code 2."""
+
+    def fails(self, capsys, config, work_dir, message, *options):
+        assert main_train("seg", [str(config), "--work-dir", str(work_dir), *options]) == 2
+        text = capsys.readouterr().err.strip().splitlines()[-1]
+        assert text.startswith("error: ")
+        assert message in text
+        return text
+
+    def test_data(self, data, tmp_path, capsys):
+        root = tmp_path / "ade"
+        shutil.copytree(data, root)
+        config = write_config(tmp_path / "tiny.py", root)
+        few = ["--cfg-options", "model.decode_head.num_classes=149", "model.auxiliary_head.num_classes=149"]
+        self.fails(
+            capsys, config, tmp_path / "a", "149 classes (decode_head.num_classes), the data set names 150", *few
+        )
+        label = root / "annotations" / "training" / "ADE_0003.png"
+        Image.fromarray(np.full((8, 8), 151, np.uint8)).save(label)
+        self.fails(
+            capsys, config, tmp_path / "a", "ADE_0003.png: label 151 with num_classes=150; labels go from 1 (0 is"
+        )
+        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(label)
+        self.fails(capsys, config, tmp_path / "a", "one channel of labels; this one has the shape (8, 8, 3)")
+        label.unlink()
+        self.fails(capsys, config, tmp_path / "a", "1 of 8 images have no annotation; the first is")
+        shutil.rmtree(root / "annotations" / "validation")
+        label.write_bytes((root / "annotations" / "training" / "ADE_0004.png").read_bytes())
+        self.fails(capsys, config, tmp_path / "a", "annotations/validation; set data_root")
+
+    def test_labels_that_only_training_meets(self, data, tmp_path, capsys, monkeypatch):
+        monkeypatch.setattr("wbmm.mm.data.check_segmentation_data", lambda cfg: None)
+        root = tmp_path / "ade"
+        shutil.copytree(data, root)
+        for file in (root / "annotations" / "training").glob("*.png"):
+            labels = np.array(Image.open(file))
+            labels[60:] = 151
+            Image.fromarray(labels).save(file)
+        config = write_config(tmp_path / "tiny.py", root)
+        self.fails(capsys, config, tmp_path / "a", "label 150 with num_classes=150; labels must be below it")
+
+    def test_init_cfg(self, data, tmp_path, capsys):
+        torch.save({"conv1.weight": torch.zeros(1)}, tmp_path / "other.pth")
+        init = {"type": "Pretrained", "checkpoint": str(tmp_path / "other.pth")}
+        config = write_config(tmp_path / "tiny.py", data, init=init)
+        self.fails(capsys, config, tmp_path / "a", "the backbone's 258 tensors match; 90% must")
+        config = write_config(tmp_path / "tiny.py", data)
+        options = ["--cfg-options", "model.backbone.init_cfg.checkpoint=x"]
+        self.fails(capsys, config, tmp_path / "a", "--cfg-options cannot be applied", *options)
+
+    def test_load_from(self, trained, config, tmp_path, capsys):
+        contents = read_checkpoint(trained[0] / f"iter_{ITERATIONS}.pth")
+        torch.save(fuse_mm_checkpoint(contents)[0], tmp_path / "fused.pth")
+        options = ["--cfg-options", f"load_from={tmp_path / 'fused.pth'}"]
+        self.fails(capsys, config, tmp_path / "a", "fused (compact form), from which no training can start", *options)
+        inner = {k.removeprefix("backbone."): v for k, v in contents["state_dict"].items() if k.startswith("backbone.")}
+        torch.save(inner, tmp_path / "classifier.pth")
+        options = ["--cfg-options", f"load_from={tmp_path / 'classifier.pth'}"]
+        self.fails(
+            capsys, config, tmp_path / "a", "start the backbone from them with model.backbone.init_cfg", *options
+        )
+
+    def test_checkpoints_that_do_not_fit(self, trained, config, tmp_path, capsys):
+        checkpoint = trained[0] / f"iter_{ITERATIONS}.pth"
+        options = ["--cfg-options", "model.decode_head.num_classes=149"]
+        assert main_test("seg", [str(config), str(checkpoint), "--work-dir", str(tmp_path), *options]) == 2
+        assert "decode_head.conv_seg.weight is (150, 64, 1, 1) in the file and (149" in capsys.readouterr().err
+        torch.save(fuse_mm_checkpoint(read_checkpoint(checkpoint))[0], tmp_path / "fused.pth")
+        options = ["--resume", str(tmp_path / "fused.pth")]
+        self.fails(
+            capsys, config, tmp_path / "a", "no checkpoint of a run that could continue; it has no opt", *options
+        )
+
+    def test_files_that_are_not_there(self, config, tmp_path, capsys):
+        self.fails(capsys, tmp_path / "no.py", tmp_path / "a", "there is no such configuration file")
+        self.fails(capsys, config, tmp_path / "a", "there is no such file", "--resume", str(tmp_path / "no.pth"))
+        assert main_test("seg", [str(config), str(tmp_path / "no.pth")]) == 2
+
+    @pytest.mark.parametrize("door", ["resume", "load_from", "init_cfg", "test", "work_dir"])
+    def test_a_malicious_pickle_never_runs(self, door, data, tmp_path, capsys):
+        file = tmp_path / "iter_3.pth"
+        torch.save({"meta": {"iter": 3}, "state_dict": Bomb(tmp_path / "pwned")}, file)
+        init = {"type": "Pretrained", "checkpoint": str(file)} if door == "init_cfg" else None
+        config = write_config(tmp_path / "tiny.py", data, init=init)
+        argv = [str(config), "--work-dir", str(tmp_path if door == "work_dir" else tmp_path / "run")]
+        argv += {
+            "resume": ["--resume", str(file)],
+            "load_from": ["--cfg-options", f"load_from={file}"],
+            "test": [str(file)],
+            "work_dir": ["--resume"],
+        }.get(door, [])
+        code = (main_test if door == "test" else main_train)("seg", argv)
+        text = "".join(capsys.readouterr())
+        assert "refused, since it is not only tensors and plain data" in text
+        assert code == (0 if door == "work_dir" else 2)  # there, it is passed over, and the run starts
+        assert not (tmp_path / "pwned").exists()
+
+
+def test_without_mmcv(capsys, monkeypatch, config):
+    import sys
+
+    monkeypatch.setitem(sys.modules, "mmcv", None)
+    assert main_train("seg", [str(config)]) == 2
+    text = capsys.readouterr().err
+    assert text.startswith("error: segmentation needs mmcv, which cannot be imported")
+    assert "--no-build-isolation" in text
+    assert text.count("\n") == 1
+
+
+def test_fusing_a_whole_segmentor(config):
+    model = build_segmentor(config)
+    assert model.backbone.form == "training"
+    assert wbmm.fuse(model, "dense").backbone.form == "dense"

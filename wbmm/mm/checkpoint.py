@@ -1,0 +1,146 @@
+"""Checkpoints of segmentors and detectors: recognised, and with their backbone fused."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from wbmm.checkpoint import CheckpointError, find_state_dict, identify
+from wbmm.deploy.fuse import fuse
+from wbmm.models.identify import Signature
+from wbmm.models.pattern import StageWindow
+from wbmm.models.released import convert_released
+
+from .backbone import WBMMBackbone
+from .config_text import read_model, set_backbone_form
+
+__all__ = ["FuseReport", "backbone_config", "build_backbone", "compare_mm", "fuse_mm_checkpoint", "is_mm_checkpoint"]
+
+PREFIX = "backbone."
+# Of a backbone's configuration, what says how it is built; the rest is about training.
+_BUILD_KEYS = (
+    *("arch", "dims", "pattern", "depths", "window_size", "mixer", "padding_mode"),
+    *("ls_init_value", "in_chans", "out_indices"),
+)
+
+
+@dataclass(frozen=True)
+class FuseReport:
+    """What fusing a checkpoint did.
+
+    Attributes:
+        model: what the backbone was recognised as.
+        form: what it is now.
+        elements: numbers stored in the whole state dict, before and after.
+        dropped: parts of the file that only training needs, and that are left out.
+    """
+
+    model: str
+    form: str
+    elements: tuple[int, int]
+    dropped: tuple[str, ...]
+
+
+def is_mm_checkpoint(contents: object) -> bool:
+    """Whether a file holds a segmentor or detector on a WBMM backbone: our names or released ones, in any form."""
+    try:
+        return _identify(_backbone_state(contents)) is not None
+    except CheckpointError:
+        return False
+
+
+def backbone_config(contents: dict) -> dict:
+    """Arguments of `WBMMBackbone` for a checkpoint: by the configuration inside it, or else by its keys and shapes."""
+    state_dict = _backbone_state(contents)
+    seen = _identify(state_dict)
+    if seen is None:
+        some = ", ".join(sorted(find_state_dict(contents))[:3])
+        raise CheckpointError(f"no segmentor or detector on a WBMM backbone: its keys are {some}, ...")
+    written = _written_config(contents)
+    config = _architecture(seen, state_dict) if written is None else written
+    return {**config, "form": seen.form}
+
+
+def build_backbone(contents: dict) -> WBMMBackbone:
+    """The backbone of a checkpoint with its weights, strictly loaded, in eval mode."""
+    backbone = WBMMBackbone(**backbone_config(contents), sync_bn=False)
+    try:
+        backbone.load_state_dict(_backbone_state(contents))
+    except RuntimeError as error:
+        raise CheckpointError(f"the backbone does not fit the configuration inside the checkpoint. {error}") from None
+    return backbone.eval()
+
+
+def fuse_mm_checkpoint(contents: dict, form: str = "compact") -> tuple[dict, FuseReport]:
+    """A checkpoint with its backbone fused and its heads untouched, for a runner whose backbone has `form=...`.
+
+    The state of the optimiser and of the logs is left out: a fused model cannot be trained further.
+
+    Args:
+        contents: what the file holds.
+        form: `compact` or `dense`.
+    """
+    before = find_state_dict(contents)
+    backbone = build_backbone(contents)
+    fused = fuse(backbone, form).state_dict()
+    after = {f"{PREFIX}{key}": value for key, value in fused.items()}
+    after.update({key: value for key, value in before.items() if not key.startswith(PREFIX)})
+    kept = {"meta": _meta_with_form(contents.get("meta"), form), "state_dict": after}
+    report = FuseReport(
+        model=str(identify(backbone.state_dict())),
+        form=form,
+        elements=(_elements(before), _elements(after)),
+        dropped=tuple(sorted(set(map(str, contents)) - set(kept))) if "state_dict" in contents else (),
+    )
+    return kept, report
+
+
+@torch.no_grad()
+def compare_mm(before: dict, after: dict, images: Tensor) -> float:
+    """The largest difference between the maps that two checkpoints' backbones give."""
+    maps = (build_backbone(contents)(images) for contents in (before, after))
+    return max((a - b).abs().max().item() for a, b in zip(*maps, strict=True))
+
+
+def _backbone_state(contents: object) -> dict[str, Tensor]:
+    """The backbone's part of a state dict, in our names."""
+    state_dict = find_state_dict(contents)
+    inner = {key.removeprefix(PREFIX): value for key, value in state_dict.items() if key.startswith(PREFIX)}
+    return convert_released(inner)
+
+
+def _identify(state_dict: dict[str, Tensor]) -> Signature | None:
+    return identify(state_dict) if state_dict else None
+
+
+def _written_config(contents: dict) -> dict | None:
+    meta = contents.get("meta")
+    text = meta.get("cfg") if isinstance(meta, dict) else None
+    model = read_model(text) if isinstance(text, str) else None
+    backbone = (model or {}).get("backbone")
+    if not isinstance(backbone, dict) or backbone.get("type") != "WBMMBackbone":
+        return None
+    return {key: backbone[key] for key in _BUILD_KEYS if key in backbone}
+
+
+def _architecture(seen: Signature, state_dict: dict[str, Tensor]) -> dict:
+    """The arguments that the keys and shapes of a state dict tell."""
+    indices = tuple(i for i in range(4) if f"norm{i}.weight" in state_dict)
+    config = {"out_indices": indices or (0, 1, 2, 3), "in_chans": state_dict["stem.conv1.weight"].shape[1]}
+    names = seen.names()
+    if names:
+        return {"arch": names[0], **config}
+    windows = [window or StageWindow((7, 7)) for window in seen.windows]
+    sizes = tuple(str(w) if w.hierarchical else w.size for w in windows)
+    return {"dims": seen.dims, "pattern": seen.patterns, "window_size": sizes, "mixer": seen.mixer, **config}
+
+
+def _meta_with_form(meta: object, form: str) -> dict:
+    meta = dict(meta) if isinstance(meta, dict) else {}
+    if isinstance(meta.get("cfg"), str):
+        meta["cfg"] = set_backbone_form(meta["cfg"], form)
+    return meta
+
+
+def _elements(state_dict: dict[str, Tensor]) -> int:
+    return sum(value.numel() for value in state_dict.values() if value.is_floating_point())

@@ -1,0 +1,79 @@
+"""Segmentation data checked before training: every image has its annotation, and the labels are classes."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+from mmengine.config import Config
+from mmengine.registry import DATASETS, DefaultScope
+from PIL import Image
+
+__all__ = ["check_labels", "check_segmentation_data"]
+
+SAMPLE = 100  # annotations whose labels are read; a hook watches the rest in training
+
+
+def check_segmentation_data(cfg: Config) -> str:
+    """Checks the training and validation data of a configuration; one sentence on what is there.
+
+    Raises a `ValueError` with the first thing wrong. Data sets wrapped in others are left to mmengine.
+    """
+    num_classes = cfg.model.decode_head.num_classes
+    counts = []
+    for part in ("train_dataloader", "val_dataloader"):
+        if cfg.get(part) is None or "data_prefix" not in cfg[part].dataset:
+            continue
+        with DefaultScope.overwrite_default_scope("mmseg"):
+            counts.append(f"{_check(cfg[part].dataset, num_classes)} for {part.removesuffix('_dataloader')}")
+    return f"data: {', '.join(counts)}, {num_classes} classes"
+
+
+def _check(config: dict, num_classes: int) -> str:
+    root, prefix = Path(config.get("data_root") or ""), config["data_prefix"]
+    for key in ("img_path", "seg_map_path"):
+        folder = root / prefix.get(key, "")
+        if not folder.is_dir():
+            raise ValueError(f"there is no folder {folder}; set data_root, or dataset.data_prefix.{key}")
+    dataset = DATASETS.build({**config, "pipeline": []})
+    if len(dataset) == 0:
+        raise ValueError(f"no image ends with {dataset.img_suffix!r} in {root / prefix['img_path']}")
+    classes = dataset.metainfo.get("classes")
+    if classes is not None and len(classes) != num_classes:
+        raise ValueError(
+            f"the model has {num_classes} classes (decode_head.num_classes), the data set names {len(classes)}"
+        )
+    infos = [dataset.get_data_info(i) for i in range(len(dataset))]
+    missing = [info for info in infos if not os.path.isfile(info["seg_map_path"])]
+    if missing:
+        raise ValueError(
+            f"{len(missing)} of {len(infos)} images have no annotation; the first is {missing[0]['img_path']}, "
+            f"for which {missing[0]['seg_map_path']} is missing"
+        )
+    for info in infos[:: max(1, len(infos) // SAMPLE)]:
+        labels = np.asarray(Image.open(info["seg_map_path"]))
+        check_labels(labels, info["seg_map_path"], num_classes, dataset.ignore_index, dataset.reduce_zero_label)
+    return f"{len(infos)} images"
+
+
+def check_labels(
+    labels: np.ndarray, path: str, num_classes: int, ignore_index: int = 255, reduce_zero_label: bool = False
+) -> None:
+    """Raises if a label map holds something else than classes.
+
+    Args:
+        labels: `[H, W]`, as stored.
+        path: for the message.
+        num_classes: classes of the model.
+        ignore_index: the label of pixels that do not count.
+        reduce_zero_label: 0 stands for "unlabelled", and class c is stored as c + 1.
+    """
+    if labels.ndim != 2:
+        raise ValueError(f"{path}: an annotation has one channel of labels; this one has the shape {labels.shape}")
+    largest = num_classes if reduce_zero_label else num_classes - 1
+    wrong = [value for value in np.unique(labels).tolist() if value > largest and value != ignore_index]
+    if wrong:
+        lowest = "1 (0 is unlabelled)" if reduce_zero_label else "0"
+        raise ValueError(
+            f"{path}: label {wrong[-1]} with num_classes={num_classes}; labels go from {lowest} to {largest}, "
+            f"and {ignore_index} is ignored"
+        )

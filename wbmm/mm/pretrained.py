@@ -1,0 +1,114 @@
+"""Starting weights of a backbone: where they come from, what of them fits, and what is said about it."""
+
+import re
+from pathlib import Path
+
+import torch.nn as nn
+from torch import Tensor
+
+from wbmm.checkpoint import CheckpointError, explain_mismatch, find_state_dict, identify, load_weights, safe_load
+from wbmm.models.released import convert_released
+from wbmm.zoo import load_zoo
+
+__all__ = ["LEAST_MATCH", "fetch", "load_pretrained"]
+
+LEAST_MATCH = 0.9  # of the backbone's own tensors; below, the file is taken for another model's
+_OUTPUT_NORM = re.compile(r"norm[0-3]\.(weight|bias)")
+
+
+def fetch(source: str) -> Path:
+    """A local file: the one named, or one downloaded once from a URL or from the hub.
+
+    Args:
+        source: a path, an http(s) URL, or a model with published weights, such as `wbmm_t_dense` (or with the tag of
+            its weights, `wbmm_t_dense.in1k`).
+    """
+    path = Path(source).expanduser()
+    if path.is_file():
+        return path
+    name, _, tag = source.partition(".")
+    zoo = load_zoo()
+    try:
+        if source.startswith(("http://", "https://")):
+            from timm.models._hub import download_cached_file
+
+            return Path(download_cached_file(source))
+        if name in zoo and (zoo[name].weights if not tag else tag in zoo[name].weights):
+            from timm.models._hub import download_from_hf
+
+            weights = zoo[name].weights[tag or next(iter(zoo[name].weights))]
+            return Path(download_from_hf(weights["hub"], weights["file"]))
+    except Exception as error:  # whatever the network and its libraries raise
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CheckpointError(f"{source}: could not be downloaded ({reason}); give a local file instead") from None
+    published = ", ".join(model for model, entry in zoo.items() if entry.weights)
+    raise CheckpointError(
+        f"{source}: there is no such file, and no weights of that name are published (those of {published} are). "
+        "Train them first, or name another file with --cfg-options model.backbone.init_cfg.checkpoint=FILE"
+    )
+
+
+def load_pretrained(
+    backbone: nn.Module, checkpoint: str, prefix: str | None = None, resize_tables: bool = False
+) -> str:
+    """Loads weights into a backbone and says what matched; too little is a `CheckpointError`.
+
+    Args:
+        backbone: in training form.
+        checkpoint: as in `fetch`: ours, a released one, or a segmentor's or detector's.
+        prefix: what stands before the backbone's names; found by itself for `backbone.`.
+        resize_tables: interpolate tables whose window differs.
+    """
+    path = fetch(checkpoint)
+    state_dict = _read(path, prefix)
+    own = {key: value for key, value in backbone.state_dict().items() if not key.endswith("num_batches_tracked")}
+    needed = [key for key in own if not _OUTPUT_NORM.fullmatch(key)]
+    present = [key for key in own if key in state_dict]
+    matched = [key for key in present if _fits(key, state_dict[key], own[key], resize_tables)]
+    share = len(set(matched) & set(needed)) / len(needed)
+    seen = identify(state_dict)
+    if share < LEAST_MATCH or len(matched) < len(present) or (seen is not None and seen.form != "training"):
+        raise CheckpointError(
+            f"{path}: {len(matched)} of the backbone's {len(own)} tensors match; {LEAST_MATCH:.0%} must, and none "
+            f"may be of another shape. {explain_mismatch(backbone, state_dict)}"
+        )
+    interpolated = {key for key in own if resize_tables and key.endswith("local_table")}  # from zero, where missing
+    fresh = {k: v for k, v in backbone.state_dict().items() if k not in matched and k not in interpolated}
+    load_weights(backbone, {**{key: state_dict[key] for key in matched}, **fresh}, resize_tables=resize_tables)
+    return _report(path, matched, own, state_dict)
+
+
+def _read(path: Path, prefix: str | None) -> dict[str, Tensor]:
+    """The backbone's part of a file, in our names."""
+    try:
+        state_dict = find_state_dict(safe_load(path))
+    except CheckpointError as error:
+        text = str(error)
+        raise CheckpointError(text if text.startswith(str(path)) else f"{path}: {text}") from None
+    if prefix is None:
+        prefix = "backbone." if any(key.startswith("backbone.") for key in state_dict) else ""
+    prefix = prefix if not prefix or prefix.endswith(".") else f"{prefix}."
+    inner = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
+    if not inner:
+        raise CheckpointError(f"{path}: no key starts with {prefix!r}; the first is {next(iter(state_dict))!r}")
+    return convert_released(inner)
+
+
+def _fits(key: str, value: Tensor, own: Tensor, resize_tables: bool) -> bool:
+    return value.shape == own.shape or (resize_tables and key.endswith("table") and value.shape[0] == own.shape[0])
+
+
+def _report(path: Path, matched: list[str], own: dict[str, Tensor], state_dict: dict[str, Tensor]) -> str:
+    missing = [key for key in own if key not in matched]
+    unexpected = [key for key in state_dict if key not in own and not key.endswith("num_batches_tracked")]
+    lines = [f"the backbone starts from {path}: {len(matched)} of {len(own)} tensors match"]
+    if missing:
+        lines.append(f"  not in the file, and new: {_some(missing)}")
+    if unexpected:
+        lines.append(f"  in the file and not used: {_some(unexpected)}")
+    return "\n".join(lines)
+
+
+def _some(keys: list[str], limit: int = 8) -> str:
+    more = f" and {len(keys) - limit} more" if len(keys) > limit else ""
+    return ", ".join(keys[:limit]) + more

@@ -1,0 +1,163 @@
+"""`wbmm segment`: pictures with the classes of their pixels in colour, and a legend."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from wbmm.deploy.atomic import atomic_path, check_target
+from wbmm.deploy.images import FileSource, progress_bar
+from wbmm.deploy.photos import find_images
+from wbmm.train.data.sources import BadImage
+
+from .overlay import class_colours, overlay
+
+__all__ = ["EXAMPLE", "Segmenter", "add_arguments", "open_segmenter", "run"]
+
+EXAMPLE = "wbmm segment segmentor.pth photos/ --config configs/ade20k/NAME.py --out segmented"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a checkpoint (with --config), or a segmentor of `wbmm export`")
+    parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE_OR_FOLDER", help="folders are searched through")
+    parser.add_argument("--config", type=Path, help="the segmentor's configuration")
+    parser.add_argument("--out", type=Path, default=Path("segmented"), metavar="DIR", help="made if it is missing")
+    parser.add_argument("--opacity", type=float, default=0.6, help="of the colours, from 0 to 1 (default: 0.6)")
+    parser.add_argument("--labels", action="store_true", help="write the class numbers too, as NAME.labels.png")
+    parser.add_argument("--no-fuse", dest="fuse", action="store_false", help="leave the backbone in its training form")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--force", action="store_true", help="replace pictures that exist")
+
+
+class Segmenter:
+    """A segmentor that is ready for photographs.
+
+    Attributes:
+        labels: from an RGB picture to the class of each of its pixels, `[H, W]`.
+        classes: their names.
+        colours: `[classes, 3]`.
+    """
+
+    def __init__(self, labels: Callable[[Image.Image], np.ndarray], classes: list[str], palette=None) -> None:
+        self.labels = labels
+        self.classes = classes
+        self.colours = class_colours(len(classes), palette)
+
+
+def open_segmenter(model: str, config: Path | None, fuse: bool = True, device: str = "cpu") -> Segmenter:
+    """A segmentor from a checkpoint and its configuration, or from a file of `wbmm export`."""
+    from wbmm.deploy.runtime import EXPORTED
+
+    if Path(model).suffix in EXPORTED:
+        return _open_exported(model, device)
+    if config is None:
+        raise ValueError(f"{model}: a segmentor's checkpoint needs its configuration (--config FILE)")
+    from .require import require
+
+    try:
+        require("seg")
+    except ImportError as error:
+        raise ValueError(str(error)) from None
+    return _open_checkpoint(model, config, fuse, device)
+
+
+def _open_checkpoint(model: str, config: Path, fuse: bool, device: str) -> Segmenter:
+    from mmengine.registry import DefaultScope
+    from mmseg.apis import inference_model
+
+    from .build import build_segmentor
+
+    net = build_segmentor(config, model, fuse="compact" if fuse else None).to(device)
+    meta = net.dataset_meta or _data_set_meta(net.cfg) or {}
+    count = net.decode_head.num_classes
+    classes = list(meta.get("classes") or [f"class {number}" for number in range(count)])
+
+    def labels(image: Image.Image) -> np.ndarray:
+        bgr = np.ascontiguousarray(np.asarray(image)[..., ::-1])
+        with DefaultScope.overwrite_default_scope("mmseg"):
+            return inference_model(net, bgr).pred_sem_seg.data[0].cpu().numpy()
+
+    return Segmenter(labels, classes, meta.get("palette"))
+
+
+def _data_set_meta(cfg) -> dict | None:
+    """The names and colours of the data set that a configuration tests on."""
+    from mmengine.registry import DefaultScope
+    from mmseg.registry import DATASETS
+
+    dataset = (cfg.get("test_dataloader") or {}).get("dataset") or {}
+    if dataset.get("metainfo"):
+        return dataset["metainfo"]
+    with DefaultScope.overwrite_default_scope("mmseg"):
+        found = DATASETS.get(dataset.get("type", ""))
+    return getattr(found, "METAINFO", None)
+
+
+def _open_exported(model: str, device: str) -> Segmenter:
+    import torch
+
+    from wbmm.deploy.runtime import open_runner
+
+    runner = open_runner(model, device)
+    card = runner.card
+    if card.kind != "segmentor":
+        raise ValueError(f"{model} is no segmentor but a {card.kind}: {card.describe()}")
+
+    def labels(image: Image.Image) -> np.ndarray:
+        # The whole picture at the file's size, not a crop from its centre as for a classifier.
+        small = image.resize((card.input_size[2], card.input_size[1]), Image.Resampling.BILINEAR)
+        found = runner(card.transform()(small)[None])[0].argmax(0).to(torch.uint8).numpy()
+        return np.asarray(Image.fromarray(found).resize(image.size, Image.Resampling.NEAREST))
+
+    return Segmenter(labels, card.class_names or [f"class {number}" for number in range(card.num_classes)])
+
+
+def run(args: argparse.Namespace) -> int:
+    if not 0 <= args.opacity <= 1:
+        raise ValueError(f"--opacity {args.opacity}: give a number from 0 to 1")
+    source = FileSource(find_images(args.images))
+    targets = _targets(args, source.paths)
+    segmenter = open_segmenter(args.model, args.config, args.fuse, args.device)
+    bad = 0
+    with progress_bar(len(source), "images") as advance:
+        for index, target in enumerate(targets):
+            try:
+                image = source.image(index).convert("RGB")
+            except BadImage as error:
+                print(f"skipped: {error}")
+                bad += 1
+                continue
+            _write(image, segmenter, target, args)
+            advance(1)
+    print(f"{len(source) - bad} pictures in {args.out}" + (f"; {bad} could not be read" if bad else ""))
+    return 1 if bad else 0
+
+
+def _targets(args: argparse.Namespace, paths: list[Path]) -> list[Path]:
+    """A picture for each image, all checked before the work starts; equal names get a number."""
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot make the folder {args.out}: {error.strerror}") from None
+    taken: dict[str, int] = {}
+    targets = []
+    for path in paths:
+        number = taken[path.stem] = taken.get(path.stem, 0) + 1
+        targets.append(args.out / f"{path.stem}{f'-{number}' if number > 1 else ''}.png")
+    for target in targets:
+        check_target(target, args.force)
+    return targets
+
+
+def _write(image: Image.Image, segmenter: Segmenter, target: Path, args: argparse.Namespace) -> None:
+    labels = segmenter.labels(image)
+    with atomic_path(target, args.force) as temporary:
+        overlay(image, labels, segmenter.classes, segmenter.colours, args.opacity).save(temporary)
+    if args.labels:
+        with atomic_path(target.with_suffix(".labels.png"), args.force) as temporary:
+            Image.fromarray(labels.astype(np.uint8 if labels.max() < 256 else np.uint16)).save(temporary)
+    shares = np.bincount(labels.ravel(), minlength=len(segmenter.classes)) / labels.size
+    best = [f"{segmenter.classes[n]} {100 * shares[n]:.0f}%" for n in np.argsort(-shares)[:5] if shares[n] >= 0.005]
+    print(f"{target}: {', '.join(best)}")
