@@ -11,6 +11,15 @@ COMMANDS = {
     "doctor": ("wbmm.commands.doctor", "versions, usable backends and extras, and what to install for the rest"),
     "train": ("wbmm.train.run", "train a model from a configuration file"),
     "runs": ("wbmm.train.runs", "compare training runs"),
+    "reparam": ("wbmm.deploy.reparam", "a checkpoint to its fused inference form"),
+    "export": (
+        "wbmm.deploy.export.command",
+        "a checkpoint to ONNX, OpenVINO or torch.export, checked in its own runtime",
+    ),
+    "quantize": ("wbmm.deploy.quantize.command", "a checkpoint to INT8 or half precision, with accuracy and latency"),
+    "predict": ("wbmm.deploy.predict", "classes of images, from any form of a model file"),
+    "eval": ("wbmm.deploy.evaluate", "accuracy on a labelled folder, of any form of a model file"),
+    "segment": ("wbmm.mm.segment", "pictures with the classes of their pixels in colour, and a legend"),
     "bench": ("wbmm.bench.command", "speed of models, side by side in one run"),
     "demo": ("wbmm.demo", "the main job end to end, on this machine"),
 }
@@ -48,7 +57,9 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     module.add_arguments(parser)
-    args = parser.parse_args(rest)
+    # So that options may stand between arguments, as in `wbmm export IN --format onnx OUT`; not with subcommands.
+    nested = any(isinstance(action, argparse._SubParsersAction) for action in parser._actions)
+    args = parser.parse_args(rest) if nested else parser.parse_intermixed_args(rest)
     try:
         return module.run(args)
     except (ValueError, FileExistsError, FileNotFoundError) as error:

@@ -7,7 +7,6 @@ the file, and prints one table.
 import argparse
 import sys
 import time
-import warnings
 from pathlib import Path
 
 import torch
@@ -76,20 +75,20 @@ def _deploy(cfg, out: Path):
     """Rows (form, accuracy, difference from the trained model, file) of the fused and the exported model."""
     import wbmm
 
+    from .deploy.export import export_model
+    from .deploy.files import load_model
+    from .deploy.runtime import open_runner
     from .train import checkpoint
-    from .train.build import build_model
     from .train.data import build_eval
-    from .train.dist import World
 
-    saved = checkpoint.read(out / checkpoint.LAST)
-    model = build_model(cfg, saved["num_classes"], World(0, 1, torch.device("cpu")))
-    model.load_state_dict(saved["model"])
-    fused = wbmm.fuse(model.eval())
-    torch.save(fused.state_dict(), out / "fused.pth")
+    model = load_model(out / checkpoint.LAST, ema=False)
+    fused = wbmm.fuse(model)
+    wbmm.save_model(fused, out / "fused.pth")
     batches = list(build_eval(cfg))
     reference = _logits(model, batches)
     labels = torch.cat([targets for _, targets in batches])
-    session = _export(fused, batches[0][0][:2], out / "fused.onnx")
+    export_model(model, out / "fused.onnx", dynamic_batch=True)
+    session = open_runner(out / "fused.onnx")
     for form, run_model, path in (("fused", fused, "fused.pth"), ("ONNX Runtime", session, "fused.onnx")):
         logits = _logits(run_model, batches)
         accuracy = 100 * (logits.argmax(1) == labels).double().mean().item()
@@ -100,20 +99,6 @@ def _deploy(cfg, out: Path):
 @torch.no_grad()
 def _logits(model, batches) -> torch.Tensor:
     return torch.cat([model(images) for images, _ in batches])
-
-
-def _export(model: torch.nn.Module, example: torch.Tensor, path: Path):
-    """Writes an ONNX file with a free batch size and returns a function that runs it."""
-    import onnxruntime
-
-    shapes = ({0: torch.export.Dim("batch", min=1)},)
-    options = {"dynamo": True, "dynamic_shapes": shapes, "verbose": False, "external_data": False}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # torch's exporter warns about torch
-        torch.onnx.export(model, (example,), path, **options)
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    name = session.get_inputs()[0].name
-    return lambda images: torch.from_numpy(session.run(None, {name: images.numpy()})[0])
 
 
 def _check_packages() -> None:

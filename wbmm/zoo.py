@@ -13,10 +13,11 @@ class ZooModel:
 
     Attributes:
         name: its name in timm's registry.
-        task: `classification`, `dense` (all 7x7) or `hierarchical`.
+        task: `classification`, `dense` (all 7x7), `hierarchical` or `baseline`.
         dims: channels of each stage.
         pattern: blocks of each stage, a letter a block.
-        window: window of each stage.
+        window: window of each stage, for WBMM.
+        mixer: what stands in W blocks.
         paper: what the paper prints: `params` (M), `flops` (G), `top1` (%), `table`.
         weights: tag to `{hub, file}`.
         config: the training configuration, relative to the project's root.
@@ -26,7 +27,8 @@ class ZooModel:
     task: str
     dims: tuple[int, ...]
     pattern: tuple[str, ...]
-    window: tuple[int | str, ...]
+    window: tuple[int | str, ...] = (7, 7, 7, 7)
+    mixer: str = "wbmm"
     paper: dict = field(default_factory=dict)
     weights: dict = field(default_factory=dict)
     config: str | None = None
@@ -44,6 +46,6 @@ def load_zoo() -> dict[str, ZooModel]:
             raise ValueError(
                 f"zoo.yaml, {name}: unknown key {unknown[0]!r}; expected one of {', '.join(sorted(known))}"
             )
-        tuples = {key: tuple(entry[key]) for key in ("dims", "pattern", "window")}
+        tuples = {key: tuple(entry[key]) for key in ("dims", "pattern", "window") if key in entry}
         zoo[name] = ZooModel(name=name, **{**entry, **tuples})
     return zoo

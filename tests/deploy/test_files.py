@@ -57,6 +57,15 @@ def test_what_the_weights_do_not_tell_is_in_the_card(tmp_path):
     assert len(loaded.card.mean) == 1
 
 
+@pytest.mark.parametrize(("name", "args"), [("wbmm_a_dense", {"mixer": "dw5"}), ("unireplknet_a", {})])
+def test_baselines(tmp_path, name, args):
+    model = make(name, **args)
+    for i, net in enumerate((model, wbmm.fuse(model))):
+        same(wbmm.load_model(wbmm.save_model(net, tmp_path / f"{i}.pth")), model)
+        torch.save(net.state_dict(), tmp_path / f"bare{i}.pth")
+        same(wbmm.load_model(tmp_path / f"bare{i}.pth"), model)
+
+
 def test_the_file_describes_itself(tmp_path):
     wbmm.save_model(wbmm.fuse(make()), tmp_path / "a.safetensors")
     with safe_open(tmp_path / "a.safetensors", framework="pt") as file:

@@ -3,7 +3,7 @@
 import argparse
 import importlib
 
-BENCHES = {"model": "wbmm.bench.models"}
+BENCHES = {"model": "wbmm.bench.models", "runtime": "wbmm.bench.runtime", "seg": "wbmm.bench.seg"}
 EXAMPLE = "wbmm bench model wbmm_t:compact convnext_tiny --batch 1 16"
 
 

@@ -33,7 +33,11 @@ def remove_outliers(seconds: list[float]) -> list[float]:
 
 
 def time_interleaved(
-    candidates: dict[str, Callable[[], object]], rounds: int = 10, warmup: int = 2, on_round: Callable[[], None] = bool
+    candidates: dict[str, Callable[[], object]],
+    rounds: int = 10,
+    warmup: int = 2,
+    on_round: Callable[[], None] = bool,
+    pause: float = 0.0,
 ) -> dict[str, Timing]:
     """Time candidates one after another in each round, so that a change of the machine's load meets all of them.
 
@@ -42,11 +46,13 @@ def time_interleaved(
         rounds: measured rounds.
         warmup: rounds that are not counted.
         on_round: called after each round, for a progress bar.
+        pause: seconds of rest before each call, so that the threads of another library have gone to sleep.
     """
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for i in range(warmup + rounds):
         for name, call in candidates.items():
             _synchronize()
+            time.sleep(pause)
             start = time.perf_counter()
             call()
             _synchronize()

@@ -37,13 +37,14 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--size {height} {width}: both sides must be at least 1")
     net = build_on_meta(model.name)
     macs = count_macs(net, (height, width))
-    fields = ["x".join(map(str, field)) for field in receptive_fields((height, width), net.patterns, net.windows)]
+    seen = receptive_fields((height, width), net.patterns, net.windows, net.mixer)
+    fields = ["x".join(map(str, field)) for field in seen]
     halve = lambda n: (n + 1) // 2  # noqa: E731  a convolution with stride 2 and padding 1
     side = (halve(halve(height)), halve(halve(width)))
     table = [_row("stem", "", "", side, model.dims[0], net.stem, macs["stem"], fields[0])]
     for i, stage in enumerate(net.stages):
         side = (halve(side[0]), halve(side[1])) if i else side
-        window = str(net.windows[i]) if set(net.patterns[i]) - {"D"} else "-"
+        window = "-" if set(net.patterns[i]) == {"D"} else str(net.windows[i]) if net.mixer == "wbmm" else net.mixer
         table.append(
             _row(str(i + 1), model.pattern[i], window, side, model.dims[i], stage, macs[f"stages.{i}"], fields[i + 1])
         )

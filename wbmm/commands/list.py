@@ -37,19 +37,20 @@ def rows(name_filter: str = "*") -> list[list[str]]:
         if not fnmatch.fnmatch(model.name, name_filter):
             continue
         net = build_on_meta(model.name)
+        fused = fuse(net)
         paper = {key: model.paper.get(key, "-") for key in ("params", "flops", "top1")}
         table.append(
             [
                 model.name,
                 model.task,
                 f"{count_params(net) / 1e6:.2f}",
-                f"{count_params(fuse(net)) / 1e6:.2f}",
+                f"{count_params(fused) / 1e6:.2f}",
                 str(paper["params"]),
-                f"{count_macs(net, (224, 224))[''] / 1e9:.2f}",
+                f"{count_macs(fused, (224, 224))[''] / 1e9:.2f}",
                 str(paper["flops"]),
                 str(paper["top1"]),
                 " ".join(model.pattern),
-                " ".join(map(str, model.window)),
+                " ".join(map(str, model.window)) if model.mixer == "wbmm" else model.mixer,
                 ", ".join(model.weights) or "-",
             ]
         )
@@ -62,5 +63,5 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"no model matches {args.filter!r}; `wbmm list` shows them all")
     print(render_table(HEADERS, table, markdown=args.markdown))
     if not args.markdown:
-        print("\nparams and FLOPs (multiply-adds at 224x224) are computed; `paper` is what the paper prints")
+        print("\nparams and FLOPs (multiply-adds at 224x224, fused) are computed; `paper` is what the paper prints")
     return 0

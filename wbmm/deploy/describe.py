@@ -177,6 +177,8 @@ def _args_of(model: nn.Module, name: str) -> dict:
     mine = (dims, model.patterns, model.windows, model.mixer)
     if zoo is None or mine != (zoo.dims, parse_pattern(zoo.pattern), parse_windows(zoo.window), zoo.mixer):
         args = _architecture(*mine)
+    if model.mixer != (zoo.mixer if zoo else "wbmm"):
+        args["mixer"] = model.mixer
     modes = {module.padding_mode for module in model.modules() if isinstance(module, WindowLayer | DenseWBMM2d)}
     if modes - {"zeros"}:
         args["padding_mode"] = modes.pop()

@@ -4,10 +4,10 @@ import copy
 
 import torch.nn as nn
 
-from wbmm.layers import Block, DenseWBMM2d, HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
+from wbmm.layers import Block, DenseWBMM2d, DilatedReparamConv2d, HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
 from wbmm.layers.fused import CompactMixer
 
-FUSIBLE = (Block, WBMM2d, HierarchicalWBMM2d, MultiKernelWBMM2d)
+FUSIBLE = (Block, WBMM2d, HierarchicalWBMM2d, MultiKernelWBMM2d, DilatedReparamConv2d)
 FORMS = ("compact", "dense")
 
 

@@ -206,29 +206,3 @@ class MultiKernelWBMM2d(WindowLayer):
             bias += shift
         scale, shift = batch_norm_affine(norm, table)
         return FusedWBMM2d(table * scale[:, None], bias * scale + shift, self.window, self.padding_mode)
-
-
-class DepthwiseConv2d(nn.Conv2d):
-    """The 3x3 depthwise convolution of a D block, which carries information across windows."""
-
-    def __init__(self, dim: int, kernel_size: int = 3, device=None, dtype=None) -> None:
-        super().__init__(
-            dim, dim, kernel_size, padding=kernel_size // 2, groups=dim, bias=False, device=device, dtype=dtype
-        )
-
-    @torch.no_grad()
-    def fuse(self, norm: nn.BatchNorm2d | None = None) -> nn.Conv2d:
-        """A convolution with bias, with the batch norm that follows folded in, if given."""
-        scale, bias = batch_norm_affine(norm, self.weight)
-        conv = nn.Conv2d(
-            self.in_channels,
-            self.out_channels,
-            self.kernel_size,
-            padding=self.padding,
-            groups=self.groups,
-            device=self.weight.device,
-            dtype=self.weight.dtype,
-        )
-        conv.weight.copy_(self.weight * scale[:, None, None, None])
-        conv.bias.copy_(bias)
-        return conv

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from wbmm.zoo import load_zoo
 
+from .mixer import Kernel
 from .pattern import StageWindow, parse_pattern, parse_windows
 
 
@@ -21,6 +22,7 @@ class Signature:
         dims: channels of each stage.
         patterns: blocks of each stage.
         windows: the windows seen in each stage, None in a stage without WBMM blocks.
+        mixer: what stands in W blocks: `wbmm`, or a depthwise convolution larger than 3x3.
         num_classes: rows of the classifier, or None.
     """
 
@@ -29,17 +31,20 @@ class Signature:
     patterns: tuple[str, ...]
     windows: tuple[StageWindow | None, ...]
     num_classes: int | None
+    mixer: str = "wbmm"
 
     def names(self) -> list[str]:
-        """The models of the zoo with this architecture (M and W blocks are the same once fused)."""
+        """The models of the zoo with this architecture; branches that only training has are gone once fused."""
+        fused = self.form != "training"
 
         def plain(patterns: tuple[str, ...]) -> tuple[str, ...]:
-            return patterns if self.form == "training" else tuple(stage.replace("M", "W") for stage in patterns)
+            return tuple(stage.replace("M", "W") for stage in patterns) if fused else patterns
 
         return [
             name
             for name, model in load_zoo().items()
             if model.dims == self.dims
+            and (model.mixer.removesuffix("_rep") if fused else model.mixer) == self.mixer
             and plain(parse_pattern(model.pattern)) == plain(self.patterns)
             and all(
                 seen is None or seen == expected
@@ -52,9 +57,11 @@ class Signature:
         what = " or ".join(names) if names else "a model outside the zoo"
         form = "training form" if self.form == "training" else f"fused, {self.form} form"
         blocks = " ".join(self.patterns)
-        windows = " ".join(str(window or "-") for window in self.windows)
+        operator = self.mixer
+        if operator == "wbmm":
+            operator = "windows " + " ".join(str(window or "-") for window in self.windows)
         classes = "no classifier" if self.num_classes is None else f"{self.num_classes} classes"
-        return f"{what} ({form}, channels {self.dims}, blocks {blocks}, windows {windows}, {classes})"
+        return f"{what} ({form}, channels {self.dims}, blocks {blocks}, {operator}, {classes})"
 
 
 def _square(positions: int) -> tuple[int, int]:
@@ -69,6 +76,21 @@ def _window(block: dict[str, Tensor]) -> StageWindow | None:
     if "weight" in block and block["weight"].ndim == 3:
         return StageWindow(_square(block["weight"].shape[1]))
     return None
+
+
+def _kernel(block: dict[str, Tensor]) -> str | None:
+    """The name of a depthwise convolution that stands in the place of WBMM; a 3x3 one is taken for a D block."""
+    if "conv.weight" in block:
+        return str(Kernel(block["conv.weight"].shape[-1], reparam=True))
+    if "weight" in block and block["weight"].ndim == 4 and block["weight"].shape[-1] != 3:
+        return str(Kernel(block["weight"].shape[-1]))
+    return None
+
+
+def _letter(block: dict[str, Tensor]) -> str:
+    if any(key.startswith("kernels") for key in block):
+        return "M"
+    return "D" if _window(block) is None and _kernel(block) is None else "W"
 
 
 def identify(state_dict: dict[str, Tensor]) -> Signature | None:
@@ -92,14 +114,8 @@ def identify(state_dict: dict[str, Tensor]) -> Signature | None:
     patterns, windows = [], []
     for stage in sorted(dims):
         stage_blocks = [block for (s, _), block in sorted(blocks.items()) if s == stage]
-        seen = [_window(block) for block in stage_blocks]
-        patterns.append(
-            "".join(
-                "D" if w is None else "M" if any(k.startswith("kernels") for k in b) else "W"
-                for w, b in zip(seen, stage_blocks, strict=True)
-            )
-        )
-        windows.append(next((w for w in seen if w is not None), None))
+        patterns.append("".join(map(_letter, stage_blocks)))
+        windows.append(next(filter(None, map(_window, stage_blocks)), None))
     head = state_dict.get("head.fc.weight")
     return Signature(
         form="dense" if dense else "compact" if fused else "training",
@@ -107,6 +123,7 @@ def identify(state_dict: dict[str, Tensor]) -> Signature | None:
         patterns=tuple(patterns),
         windows=tuple(windows),
         num_classes=None if head is None else head.shape[0],
+        mixer=next(filter(None, map(_kernel, mixers)), "wbmm"),
     )
 
 
@@ -131,7 +148,10 @@ def _advice(seen: Signature, wanted: Signature) -> list[str]:
         if seen.form == "training":
             return ["Load it into the model before wbmm.fuse(model)."]
         return [f"Fuse the model in the checkpoint's form: wbmm.fuse(model, form={seen.form!r})."]
-    if seen.patterns == wanted.patterns and seen.dims == wanted.dims and seen.windows != wanted.windows:
+    if seen.mixer != wanted.mixer and not seen.names():
+        return [f"Its W blocks hold another operator: pass mixer={seen.mixer!r}."]
+    same_blocks = seen.patterns == wanted.patterns and seen.dims == wanted.dims and seen.mixer == wanted.mixer
+    if same_blocks and seen.windows != wanted.windows:
         return ["To interpolate tables to other windows: wbmm.load_weights(model, file, resize_tables=True)."]
     if seen.names() and seen.names() != wanted.names():
         return [f"Create that model instead: timm.create_model({seen.names()[0]!r})."]

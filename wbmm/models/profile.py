@@ -7,6 +7,7 @@ import torch
 import torch.nn as nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from .mixer import parse_mixer
 from .pattern import StageWindow
 
 
@@ -71,21 +72,22 @@ class Reach:
 
 
 def receptive_fields(
-    size: tuple[int, int], patterns: tuple[str, ...], windows: tuple[StageWindow, ...]
+    size: tuple[int, int], patterns: tuple[str, ...], windows: tuple[StageWindow, ...], mixer: str = "wbmm"
 ) -> list[tuple[int, int]]:
     """The largest extent in input pixels, (H, W), that a position sees after the stem and after each stage.
 
     Through convolutions and windows, clipped to the image; SE and GRN see the whole map besides.
     """
+    kernel = parse_mixer(mixer)
     reach = [Reach.of_input(side).conv(3, 2).conv(3, 2) for side in size]
     fields = [(reach[0].largest(), reach[1].largest())]
     for stage, (pattern, window) in enumerate(zip(patterns, windows, strict=True)):
         if stage:
             reach = [axis.conv(3, 2) for axis in reach]
         for letter in pattern:
-            reach = [
-                axis.conv(3, 1) if letter == "D" else axis.windows(side)
-                for axis, side in zip(reach, window.size, strict=True)
-            ]
+            if letter == "D" or kernel is not None:
+                reach = [axis.conv(3 if letter == "D" else kernel.size, 1) for axis in reach]
+            else:
+                reach = [axis.windows(side) for axis, side in zip(reach, window.size, strict=True)]
         fields.append((reach[0].largest(), reach[1].largest()))
     return fields

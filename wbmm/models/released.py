@@ -1,9 +1,13 @@
-"""The released checkpoints' key names, mapped to ours."""
+"""The released checkpoints' key names, WBMM's and UniRepLKNet's, mapped to ours."""
 
 import re
 
 from torch import Tensor
 
+from wbmm.layers.depthwise import DILATED_BRANCHES
+
+# UniRepLKNet's dilated branches are named by kernel size and dilation, `k5_1`; ours are `k5d1`.
+_BRANCHES = {f"k{size}_{d}": f"k{size}d{d}" for branches in DILATED_BRANCHES.values() for size, d in branches}
 # Released name -> ours, for what stands inside `stages.I.J.`.
 _BLOCK = {
     "gamma": "gamma",
@@ -15,6 +19,10 @@ _BLOCK = {
     "dwconv.bias_fused": "mixer.bias",
     "dwconv.dwconv5.weight": "mixer.kernels.5",
     "dwconv.dwconv3.weight": "mixer.kernels.3",
+    "dwconv.lk_origin": "mixer.conv",
+    "dwconv.origin_bn": "mixer.norm",
+    **{f"dwconv.dil_conv_{theirs}": f"mixer.branches.{ours}" for theirs, ours in _BRANCHES.items()},
+    **{f"dwconv.dil_bn_{theirs}": f"mixer.norms.{ours}" for theirs, ours in _BRANCHES.items()},
     "norm": "norm",
     "dwconv.bn1": "mixer.norm",
     "dwconv.bn2": "mixer.norms.5",

@@ -4,7 +4,7 @@ Paper: `WBMM: Windowed Batch Matrix Multiplication for Efficient Large Receptive
 
 A four-stage convolutional net whose spatial operator is, in W blocks, a batched matrix product inside windows and, in
 D blocks, a 3x3 depthwise convolution that carries information across them. Tensors are logically NCHW and physically
-channels-last throughout.
+channels-last throughout. The baselines, UniRepLKNet among them, are the same net with another operator in W blocks.
 """
 
 from collections.abc import Sequence
@@ -19,10 +19,11 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models._features import feature_take_indices
 from torch import Tensor
 
-from wbmm.layers import Block, DepthwiseConv2d, HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
+from wbmm.layers import Block
 from wbmm.zoo import ZooModel, load_zoo
 
 from .identify import explain_mismatch
+from .mixer import create_mixer, parse_mixer
 from .pattern import StageWindow, parse_pattern, parse_windows
 from .recompute import run_checkpointed
 from .released import convert_released
@@ -59,21 +60,6 @@ class Downsample(nn.Module):
         return self.norm(self.conv(x))
 
 
-def create_mixer(letter: str, dim: int, window: StageWindow, padding_mode: str, device=None, dtype=None) -> nn.Module:
-    """The spatial mixer of one block of a pattern."""
-    dd = {"device": device, "dtype": dtype}
-    if letter == "D":
-        return DepthwiseConv2d(dim, **dd)
-    if letter == "M":
-        if window.hierarchical:
-            raise ValueError(f"an M block has no hierarchical form; its window is {window}: use W blocks there")
-        return MultiKernelWBMM2d(dim, window.size, padding_mode=padding_mode, **dd)
-    if window.hierarchical:
-        local = (window.size[0] // 2, window.size[1] // 2)
-        return HierarchicalWBMM2d(dim, local, padding_mode=padding_mode, **dd)
-    return WBMM2d(dim, window.size, padding_mode=padding_mode, **dd)
-
-
 class Stage(nn.Module):
     """A downsampling layer (none in the first stage) and the blocks of one resolution."""
 
@@ -83,7 +69,7 @@ class Stage(nn.Module):
         dim: int,
         pattern: str,
         window: StageWindow,
-        padding_mode: str,
+        mixer_args: dict,
         ls_init_value: float | None,
         drop_path: Sequence[float],
         downsample: bool,
@@ -97,7 +83,7 @@ class Stage(nn.Module):
         self.blocks = nn.Sequential(
             *(
                 Block(
-                    create_mixer(letter, dim, window, padding_mode, **dd),
+                    create_mixer(letter, dim, window, **mixer_args, **dd),
                     dim,
                     ls_init_value=ls_init_value,
                     drop_path=rate,
@@ -126,7 +112,10 @@ class WBMM(nn.Module):
         pattern: blocks of each stage, a letter a block: `("DDD", "WDW", "(WD)x9", "WWW")`. W is WBMM, D a 3x3 depthwise
             convolution, M is WBMM with depthwise kernels beside it in training.
         window_size: one window, or one a stage: 7, (7, 14), or "14+7" for a hierarchical one.
+        mixer: what stands in W blocks: `wbmm`; `dw5`, a plain 5x5 depthwise convolution, or one of another odd size (in
+            M blocks too); `dw13_rep`, UniRepLKNet's, with dilated branches in training.
         padding_mode: how maps are padded to whole windows: `zeros`, `reflect`, `replicate`.
+        large_kernel: `implicit_gemm` to run a depthwise mixer by the large-kernel CUDA package.
         ls_init_value: initial layer scale; None for none.
         drop_rate: dropout before the classifier.
         drop_path_rate: stochastic depth of the last block; it grows linearly with depth.
@@ -141,7 +130,9 @@ class WBMM(nn.Module):
         dims: Sequence[int] = (80, 160, 320, 640),
         pattern: Sequence[str | Sequence[str]] = ("DDD", "WDW", "(WD)x9", "WWW"),
         window_size: int | str | Sequence = 7,
+        mixer: str = "wbmm",
         padding_mode: str = "zeros",
+        large_kernel: str | None = None,
         ls_init_value: float | None = 1e-6,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
@@ -151,6 +142,8 @@ class WBMM(nn.Module):
         dd = {"device": device, "dtype": dtype}
         super().__init__()
         patterns = parse_pattern(pattern, depths)
+        if parse_mixer(mixer) is not None:  # the kernels of M blocks are WBMM's
+            patterns = tuple(stage.replace("M", "W") for stage in patterns)
         windows = parse_windows(window_size)
         if len(dims) != len(patterns) or any(dim % 8 for dim in dims):
             raise ValueError(
@@ -161,6 +154,8 @@ class WBMM(nn.Module):
         self.drop_rate = drop_rate
         self.patterns = patterns
         self.windows = windows
+        self.mixer = mixer
+        mixer_args = {"mixer": mixer, "padding_mode": padding_mode, "large_kernel": large_kernel}
 
         self.stem = Stem(in_chans, dims[0], **dd)
         rates = calculate_drop_path_rates(drop_path_rate, [len(stage) for stage in patterns], stagewise=True)
@@ -171,7 +166,7 @@ class WBMM(nn.Module):
                     dim,
                     patterns[i],
                     windows[i],
-                    padding_mode,
+                    mixer_args,
                     ls_init_value,
                     rates[i],
                     downsample=i > 0,
@@ -286,7 +281,7 @@ class WBMM(nn.Module):
 
 
 def _init_weights(module: nn.Module) -> None:
-    if isinstance(module, (nn.Conv2d, nn.Linear)):
+    if isinstance(module, (nn.Conv2d, nn.Linear)) and not module.weight.is_meta:  # where it is slow, and has no effect
         trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
@@ -342,7 +337,7 @@ def _zoo_cfgs(model: ZooModel) -> dict[str, dict]:
 
 def _register(model: ZooModel) -> None:
     """Give timm an entry point for a model of the zoo."""
-    arch = {"dims": model.dims, "pattern": model.pattern, "window_size": model.window}
+    arch = {"dims": model.dims, "pattern": model.pattern, "window_size": model.window, "mixer": model.mixer}
     arch["depths"] = tuple(len(stage) for stage in parse_pattern(model.pattern))
 
     def entry_point(pretrained: bool = False, **kwargs) -> WBMM:

@@ -1,0 +1,197 @@
+"""Runners: one call for every kind of file, and one line for every kind of damage."""
+
+import sys
+
+import pytest
+import timm
+import torch
+
+import wbmm
+from tests.helpers import randomize
+from wbmm.deploy import runtime
+from wbmm.deploy.card import METADATA_KEY, ModelCard
+from wbmm.deploy.describe import card_of
+from wbmm.deploy.files import save_model
+from wbmm.deploy.runtime import Runner, onnx_session, open_runner, openvino_model, torch_runner
+
+NARROW = {"dims": (8, 16, 32, 64), "num_classes": 10}
+
+
+@pytest.fixture
+def net():
+    return randomize(timm.create_model("wbmm_a", **NARROW)).eval()
+
+
+def write_onnx(path, card=None, batch="batch", size=("h", "w")):
+    """A file that gives the mean of each channel."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    from onnx import TensorProto, helper
+
+    shape = [batch, 3, *size]
+    graph = helper.make_graph(
+        [helper.make_node("ReduceMean", ["images", "axes"], ["logits"], keepdims=0)],
+        "means",
+        [helper.make_tensor_value_info("images", TensorProto.FLOAT, shape)],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, [batch, 3])],
+        [helper.make_tensor("axes", TensorProto.INT64, [2], [2, 3])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    if card is not None:
+        helper.set_model_props(model, {METADATA_KEY: card.to_json()})
+    onnx.save(model, path)
+    return path
+
+
+CARD = ModelCard(model="wbmm_a", num_classes=3, input_size=(3, 20, 24))
+
+
+@pytest.mark.parametrize("form", ["training", "compact"])
+def test_checkpoints(net, form, tmp_path):
+    model = net if form == "training" else wbmm.fuse(net)
+    save_model(model, tmp_path / "net.safetensors")
+    runner = open_runner(tmp_path / "net.safetensors")
+    assert runner.name == f"PyTorch, {form}"
+    assert (runner.batch, runner.size) == (None, None)
+    assert runner.card.model == "wbmm_a"
+    x = torch.randn(2, 3, 40, 56)
+    with torch.no_grad():
+        torch.testing.assert_close(runner(x), model(x))
+
+
+def test_a_model_without_classes_gives_its_maps(net):
+    model = timm.create_model("wbmm_a", **{**NARROW, "num_classes": 0}).eval()
+    maps = torch_runner(model)(torch.randn(1, 3, 64, 64))
+    assert [tuple(m.shape) for m in maps] == [(1, 8, 16, 16), (1, 16, 8, 8), (1, 32, 4, 4), (1, 64, 2, 2)]
+
+
+def test_onnx_of_any_batch(tmp_path):
+    runner = open_runner(write_onnx(tmp_path / "net.onnx", CARD))
+    assert (runner.name, runner.batch, runner.size, runner.card) == ("ONNX Runtime", None, None, CARD)
+    x = torch.randn(5, 3, 20, 24)
+    torch.testing.assert_close(runner(x), x.mean((2, 3)))
+
+
+def test_a_fixed_batch_is_cut_and_padded(tmp_path):
+    runner = open_runner(write_onnx(tmp_path / "net.onnx", CARD, batch=2, size=(20, 24)))
+    assert (runner.batch, runner.size) == (2, (20, 24))
+    for count in (1, 2, 5):
+        x = torch.randn(count, 3, 20, 24)
+        torch.testing.assert_close(runner(x), x.mean((2, 3)))
+    with pytest.raises(ValueError, match="images of 20x25 px: the file takes 20x24 px alone"):
+        runner(torch.randn(2, 3, 20, 25))
+
+
+def test_openvino(tmp_path):
+    openvino = pytest.importorskip("openvino")
+    model = openvino.convert_model(write_onnx(tmp_path / "net.onnx", batch=2))
+    model.set_rt_info(CARD.to_json(), [METADATA_KEY])
+    openvino.save_model(model, tmp_path / "net.xml")
+    runner = open_runner(tmp_path / "net.xml")
+    assert (runner.name, runner.batch, runner.size, runner.card) == ("OpenVINO", 2, None, CARD)
+    x = torch.randn(3, 3, 20, 24)
+    torch.testing.assert_close(runner(x), x.mean((2, 3)))
+    with pytest.raises(ValueError, match="OpenVINO files run on the CPU"):
+        open_runner(tmp_path / "net.xml", device="cuda")
+
+
+def test_threads_follow_pytorch(tmp_path):
+    path = write_onnx(tmp_path / "net.onnx", CARD)
+    assert onnx_session(path, threads=1).get_session_options().intra_op_num_threads == 1
+    assert onnx_session(path).get_session_options().intra_op_num_threads == torch.get_num_threads()
+    openvino = pytest.importorskip("openvino")
+    compiled = openvino_model(openvino.convert_model(path), threads=1)
+    assert compiled.get_property("INFERENCE_NUM_THREADS") == 1
+    assert compiled.get_property("INFERENCE_PRECISION_HINT").to_string() == "f32"
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (torch.zeros(3, 20, 24), r"shape \(3, 20, 24\): expected \[batch, 3, height, width\]"),
+        (torch.zeros(1, 1, 20, 24), r"expected \[batch, 3, height, width\]"),
+        (torch.zeros(0, 3, 20, 24), r"shape \(0, 3, 20, 24\)"),
+        (torch.zeros(1, 3, 20, 24, dtype=torch.uint8), r"torch.uint8: the model takes normalized ones, torch.float32"),
+    ],
+)
+def test_images_that_do_not_fit(images, message):
+    with pytest.raises(ValueError, match=message):
+        Runner("test", CARD, lambda x: [x])(images)
+
+
+def test_a_runtime_that_fails_says_so_in_one_line():
+    def forward(x):
+        raise RuntimeError("first\n\nthe reason")
+
+    with pytest.raises(ValueError, match=r"^test failed on images of shape 1x3x20x24: the reason$"):
+        Runner("test", CARD, forward)(torch.zeros(1, 3, 20, 24))
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml", ".pt2", ".pth", ".safetensors"])
+def test_damaged_and_missing_files(suffix, tmp_path):
+    path = tmp_path / f"net{suffix}"
+    with pytest.raises(ValueError, match=f"net{suffix}: there is no such file"):
+        open_runner(path)
+    path.write_bytes(b"<net>" + bytes(range(200)))
+    path.with_suffix(".bin").write_bytes(b"")
+    with pytest.raises(ValueError, match=f"net{suffix}: (not a readable|refused)") as caught:
+        open_runner(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_truncated_onnx_file(tmp_path):
+    path = write_onnx(tmp_path / "net.onnx", CARD)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(ValueError, match="not a readable ONNX file"):
+        open_runner(path)
+
+
+def test_an_xml_without_its_weights(tmp_path):
+    (tmp_path / "net.xml").write_text("<net/>")
+    with pytest.raises(ValueError, match=r"the weights are missing, net\.bin beside it"):
+        open_runner(tmp_path / "net.xml")
+
+
+def test_files_that_do_not_say_what_they_are(tmp_path):
+    path = write_onnx(tmp_path / "net.onnx")
+    with pytest.raises(ValueError, match=r"does not say what it is .*write it with `wbmm export`"):
+        open_runner(path)
+
+
+def test_another_model_than_asked_for(tmp_path):
+    path = write_onnx(tmp_path / "net.onnx", CARD)
+    assert open_runner(path, model="wbmm_a").card.model == "wbmm_a"
+    with pytest.raises(ValueError, match="is a wbmm_a, not a wbmm_t"):
+        open_runner(path, model="wbmm_t")
+
+
+def test_names(monkeypatch):
+    with pytest.raises(ValueError, match="wbmm_q: neither a file nor a model that timm knows; did you mean"):
+        open_runner("wbmm_q")
+    with pytest.raises(ValueError, match="wbmm_f: its pretrained weights cannot be had"):
+        open_runner("wbmm_f")  # none are published
+    monkeypatch.setattr(runtime.timm, "create_model", lambda name, pretrained: ORIGINAL(name, **NARROW).eval())
+    runner = open_runner("wbmm_a")
+    assert runner.card == card_of(ORIGINAL("wbmm_a", **NARROW))
+    assert runner(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
+
+
+ORIGINAL = timm.create_model
+
+
+@pytest.mark.parametrize(("package", "suffix"), [("onnxruntime", ".onnx"), ("openvino", ".xml")])
+def test_missing_packages_are_named(package, suffix, tmp_path, monkeypatch):
+    (tmp_path / f"net{suffix}").write_bytes(b"")
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ValueError, match=rf"needs the package {package}: in the checkout, pip install '\.\[export\]'"):
+        open_runner(tmp_path / f"net{suffix}")
+
+
+def test_a_device_that_onnxruntime_does_not_have(tmp_path):
+    path = write_onnx(tmp_path / "net.onnx", CARD)
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this one has it")
+    with pytest.raises(ValueError, match="this onnxruntime has no CUDAExecutionProvider"):
+        open_runner(path, device="cuda")

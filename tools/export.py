@@ -1,0 +1,11 @@
+"""Exports a checkpoint for ONNX Runtime, OpenVINO or torch.export; the file is run there and compared.
+
+python tools/export.py runs/wbmm_t/best.pt wbmm_t.onnx --dynamic-batch --dynamic-size
+"""
+
+import sys
+
+from wbmm.deploy.export.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,154 @@
+"""`wbmm bench runtime`: one model in eager and compiled PyTorch, ONNX Runtime, OpenVINO and INT8, side by side."""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import timm
+import torch
+import torch.nn as nn
+
+import wbmm
+from wbmm.text import render_table
+
+from .timing import time_interleaved
+
+EXAMPLE = "wbmm bench runtime wbmm_t --batch 1 16"
+HEADERS = ("", "batch", "images/s (median)", "images/s (best)", "ratio of medians", "ratio of bests")
+RUNTIMES = ("eager", "compiled", "onnxruntime", "openvino", "int8")
+PAUSE_S = 0.05  # the threads of one runtime spin for a while after a call, and would slow the next one down
+CALIBRATION = 8  # images; how INT8 is calibrated changes its accuracy, not its speed
+
+Call = Callable[[], object]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", default="wbmm_t", help="a model's name, or a checkpoint")
+    parser.add_argument("--baseline", default="convnext_tiny", help="ratios are to this model in eager PyTorch")
+    parser.add_argument("--runtimes", nargs="+", choices=RUNTIMES, default=list(RUNTIMES))
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 16])
+    parser.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="image size (default: the model's)")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--markdown", action="store_true")
+
+
+def run(args: argparse.Namespace) -> int:
+    if min(*args.batch, args.rounds) < 1:
+        raise ValueError(f"--batch {args.batch}, --rounds {args.rounds}: each must be at least 1")
+    models = {"": wbmm.fuse(_open(args.model)), f"{args.baseline}, ": _open(args.baseline)}
+    size = tuple(args.size or models[""].card.input_size[1:])
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        files = _files(models, args, size, Path(folder))
+        for batch in args.batch:
+            rows += _measure(models, files, args, (batch, models[""].card.input_size[0], *size))
+    print(render_table(HEADERS, rows, markdown=args.markdown))
+    print(f"\n{models[''].card.describe()}; {size[0]}x{size[1]}, {torch.get_num_threads()} threads, "
+          f"{_versions()}; ratios to {args.baseline} in eager PyTorch in the same interleaved run")  # fmt: skip
+    return 0
+
+
+def _open(name: str) -> nn.Module:
+    """A model in eval mode with its card; by a name its weights are random, which changes no speed."""
+    from wbmm.deploy.describe import card_of
+
+    if Path(name).is_file():
+        return wbmm.load_model(name)
+    if not timm.is_model(name):
+        raise ValueError(f"{name!r} is neither a file nor a model that timm knows; see `wbmm list`")
+    model = timm.create_model(name).eval()
+    model.card = card_of(model)
+    return model
+
+
+def _files(models: dict[str, nn.Module], args: argparse.Namespace, size: tuple[int, int], folder: Path) -> dict:
+    """(prefix, runtime) to the file that it runs, with a free batch size."""
+    from wbmm.deploy.export import export_model
+    from wbmm.deploy.quantize.with_openvino import OpenVino
+
+    files = {}
+    for number, (prefix, model) in enumerate(models.items()):
+        wanted = [name for name in args.runtimes if not prefix or name == "openvino"]
+        for name, suffix in (("onnxruntime", ".onnx"), ("openvino", ".xml")):
+            if name in wanted or (name == "openvino" and "int8" in wanted):
+                _say(f"exporting {prefix}{name}")
+                path = folder / f"{number}{suffix}"
+                export_model(model, path, model.card, size=size, dynamic_batch=True)
+                files[prefix, name] = path
+        if "int8" in wanted:
+            _say("quantising")
+            path = folder / f"{number}.int8.xml"
+            images = torch.randn(CALIBRATION, model.card.input_size[0], *size)
+            OpenVino(files[prefix, "openvino"], model.card).quantize(images, set(), path)
+            files[prefix, "int8"] = path
+    return {key: path for key, path in files.items() if key[1] in args.runtimes}
+
+
+def _measure(models: dict[str, nn.Module], files: dict, args: argparse.Namespace, shape: tuple) -> list[list[str]]:
+    baseline = f"{args.baseline}, eager"
+    calls = {baseline: _torch_call(models[f"{args.baseline}, "], shape)}
+    if "eager" in args.runtimes:
+        calls["eager"] = _torch_call(models[""], shape)
+    if "compiled" in args.runtimes:
+        _say("compiling")
+        torch._dynamo.reset()
+        calls["compiled"] = _torch_call(torch.compile(models[""]), shape)
+    for (prefix, name), path in files.items():
+        calls[f"{prefix}{name}"] = _onnx_call(path, shape) if name == "onnxruntime" else _openvino_call(path, shape)
+    _say(f"batch {shape[0]}: {', '.join(calls)}")
+    timings = time_interleaved(calls, rounds=args.rounds, pause=PAUSE_S)
+    base = timings[baseline]
+    return [
+        [
+            name,
+            str(shape[0]),
+            f"{shape[0] / timing.median:.2f}",
+            f"{shape[0] / timing.best:.2f}",
+            f"{base.median / timing.median:.2f}x",
+            f"{base.best / timing.best:.2f}x",
+        ]
+        for name, timing in timings.items()
+    ]
+
+
+def _torch_call(model: nn.Module, shape: tuple) -> Call:
+    model = model.to(memory_format=torch.channels_last)
+    image = torch.randn(shape).contiguous(memory_format=torch.channels_last)
+
+    @torch.inference_mode()
+    def call() -> object:
+        return model(image)
+
+    return call
+
+
+def _onnx_call(path: Path, shape: tuple) -> Call:
+    from wbmm.deploy.runtime import onnx_session
+
+    session = onnx_session(path)
+    feed = {session.get_inputs()[0].name: torch.randn(shape).numpy()}
+    return lambda: session.run(None, feed)
+
+
+def _openvino_call(path: Path, shape: tuple) -> Call:
+    """The file at this one batch size, as a user would fix it: OpenVINO plans for shapes that it knows."""
+    from wbmm.deploy.runtime import openvino_model, read_openvino
+
+    model = read_openvino(path)
+    model.reshape(list(shape))
+    compiled, image = openvino_model(model), torch.randn(shape).numpy()
+    return lambda: compiled([image])
+
+
+def _versions() -> str:
+    from wbmm.deploy.card import versions
+
+    found = versions("onnxruntime", "openvino", "nncf")
+    return ", ".join(f"{name} {found[name]}" for name in ("torch", "onnxruntime", "openvino", "nncf") if name in found)
+
+
+def _say(text: str) -> None:
+    if sys.stderr.isatty():
+        print(text, file=sys.stderr, flush=True)

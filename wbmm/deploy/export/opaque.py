@@ -1,0 +1,73 @@
+"""Parts of a fused model as single nodes of a traced graph.
+
+Tracing is several times faster so, and what a file computes there is ours to choose (`translate.py`).
+"""
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from wbmm.layers import DenseWBMM2d, FusedFeedForward
+from wbmm.layers.fused import CompactMixer
+from wbmm.ops.ffn import ffn_inference
+from wbmm.ops.product import opaque_product
+
+__all__ = ["OpaqueFeedForward", "OpaqueMixer", "make_opaque", "opaque_ffn"]
+
+
+@torch.library.custom_op("wbmm::ffn", mutates_args=())
+def opaque_ffn(
+    x: Tensor,
+    gate: Tensor,
+    shortcut: Tensor,
+    w1: Tensor,
+    b1: Tensor,
+    gamma: Tensor,
+    w2: Tensor,
+    b2: Tensor,
+    eps: float,
+) -> Tensor:
+    """`ffn_inference` as one node; the result is contiguous."""
+    return ffn_inference(x, gate, shortcut, w1, b1, gamma, w2, b2, eps).contiguous()
+
+
+@opaque_ffn.register_fake
+def _(x, gate, shortcut, w1, b1, gamma, w2, b2, eps):
+    return torch.empty(shortcut.shape, dtype=x.dtype, device=x.device)
+
+
+class OpaqueMixer(nn.Module):
+    """A fused mixer as the node `wbmm::windowed_product`."""
+
+    def __init__(self, mixer: CompactMixer | DenseWBMM2d) -> None:
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixer = self.mixer
+        return opaque_product(x, mixer.matrix(), list(mixer.window), mixer.bias, 0, mixer.padding_mode)
+
+
+class OpaqueFeedForward(nn.Module):
+    """A fused feed-forward part as the node `wbmm::ffn`."""
+
+    def __init__(self, ffn: FusedFeedForward) -> None:
+        super().__init__()
+        self.ffn = ffn
+
+    def forward(self, x: Tensor, gate: Tensor, shortcut: Tensor) -> Tensor:
+        ffn = self.ffn
+        fc1, fc2 = ffn.fc1, ffn.fc2
+        return opaque_ffn(x, gate, shortcut, fc1.weight, fc1.bias, ffn.gamma, fc2.weight, fc2.bias, ffn.eps)
+
+
+def make_opaque(module: nn.Module) -> nn.Module:
+    """Replaces fused mixers and feed-forward parts, in place."""
+    for name, child in module.named_children():
+        if isinstance(child, CompactMixer | DenseWBMM2d):
+            setattr(module, name, OpaqueMixer(child))
+        elif isinstance(child, FusedFeedForward):
+            setattr(module, name, OpaqueFeedForward(child))
+        else:
+            make_opaque(child)
+    return module

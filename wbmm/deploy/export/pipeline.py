@@ -1,0 +1,212 @@
+"""Build, fuse, compare, export, run the file, compare again; only then does it get its name."""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from wbmm.deploy.atomic import atomic_path, check_target
+from wbmm.deploy.card import ModelCard, versions
+from wbmm.deploy.describe import card_of, form_of
+from wbmm.deploy.fuse import fuse
+from wbmm.deploy.runtime import need, open_runner
+from wbmm.layers import DenseWBMM2d
+from wbmm.layers.window import WindowLayer
+
+from . import to_onnx, to_openvino, to_torchexport
+from .graph import Features, Graph
+from .opaque import make_opaque
+from .pooling import replace_pooling
+from .shapes import MIN_SIDE, Shapes, sample
+from .verify import Comparison, compare, demand
+
+__all__ = ["FORMATS", "Report", "Source", "export_model", "export_source", "source_of"]
+
+PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
+FORMATS = {"onnx": ".onnx", "openvino": ".xml", "torchexport": ".pt2"}
+TOLERANCE, HALF_TOLERANCE = 1e-4, 2e-2
+
+
+@dataclass
+class Source:
+    """What is to be exported.
+
+    Attributes:
+        net: from normalised images to a tensor or several; in eval mode, in any form.
+        card: its description.
+        output_names: one a tensor.
+        smallest: the shortest side of an image whose last map is more than one pixel.
+    """
+
+    net: nn.Module
+    card: ModelCard
+    output_names: list[str]
+    smallest: int = MIN_SIDE
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was written, and what was compared before it was."""
+
+    path: Path
+    bytes: int
+    card: ModelCard
+    shapes: Shapes
+    comparisons: list[Comparison]
+
+
+def source_of(model: nn.Module, card: ModelCard | None = None, features: bool = False) -> Source:
+    """A model of timm's: its logits, or with `features` the maps of its stages."""
+    card = card or card_of(model)
+    if features or card.kind == "features":
+        count = len(getattr(model, "feature_info", ())) or 4
+        names = [f"stage{i + 1}" for i in range(count)]
+        return Source(Features(model), card.replace(kind="features"), names)
+    return Source(model, card, ["logits"])
+
+
+def export_model(model: nn.Module, path: str | Path, card: ModelCard | None = None, **options) -> Report:
+    """`export_source` for a model of timm's, in eval mode."""
+    return export_source(source_of(model, card, options.pop("features", False)), path, **options)
+
+
+def check_format(path: str | Path, format: str | None, force: bool = False) -> str:
+    """The format of a file by its name, before any work is done: its packages and its folder are there."""
+    path = Path(path)
+    format = format or next((name for name, suffix in FORMATS.items() if suffix == path.suffix), None)
+    if format not in FORMATS:
+        raise ValueError(f"{path}: say which format it is, one of {', '.join(FORMATS)}")
+    if path.suffix != FORMATS[format]:
+        raise ValueError(f"{path}: a file for {format} ends with {FORMATS[format]}")
+    for package in PACKAGES.get(format, ()):
+        need(package)
+    check_target(path, force)
+    if format == "openvino":
+        check_target(path.with_suffix(".bin"), force)
+    return format
+
+
+def export_source(
+    source: Source,
+    path: str | Path,
+    format: str | None = None,
+    size: tuple[int, int] | None = None,
+    batch: int = 1,
+    dynamic_batch: bool = False,
+    dynamic_size: bool = False,
+    with_preprocess: bool = False,
+    form: str | None = None,
+    half: bool = False,
+    tolerance: float | None = None,
+    force: bool = False,
+) -> Report:
+    """Writes a file for a runtime, after running it there and comparing.
+
+    Args:
+        source: what to export.
+        path: ends with .onnx, .xml (OpenVINO) or .pt2 (torch.export); an existing one stays unless `force` is given.
+        format: `onnx`, `openvino` or `torchexport`; by the path if not given.
+        size: (height, width), the card's if not given.
+        batch: batch size, where it is not free.
+        dynamic_batch, dynamic_size: which sides of the input are free.
+        with_preprocess: take bytes and normalise inside the graph.
+        form: `compact` or `dense`.
+        half: store weights in float16 (OpenVINO).
+        tolerance: of differences, relative to the largest output where that is above 1.
+
+    Raises:
+        ExportError: the file computes something else. No file is left.
+    """
+    path = Path(path)
+    format = check_format(path, format, force)
+    if half and format != "openvino":
+        raise ValueError(f"half precision is for openvino files here, not for {format}")
+    if tolerance is None:
+        tolerance = HALF_TOLERANCE if half else TOLERANCE
+    size = tuple(size or source.card.input_size[1:])
+    channels = source.card.input_size[0]
+    net = source.net.float().eval()
+    shapes = Shapes(channels, size, batch, dynamic_batch, dynamic_size, max(source.smallest, _smallest(net)))
+
+    fused = fuse(net, form or ("dense" if form_of(net) == "dense" else "compact"))
+    card = source.card.replace(
+        form=form_of(fused),
+        input_size=(channels, *size),
+        input="uint8" if with_preprocess else "normalized",
+        dtype="float16" if half else "float32",
+        versions=versions(*PACKAGES.get(format, ())),
+    )
+    comparisons = []
+    if form_of(net) != form_of(fused):
+        what = f"{form_of(net)} and {card.form} form"
+        normalized = card.replace(input="normalized")
+        comparisons += [compare(what, name, x, net, fused) for name, x in _images(shapes.trials()[:2], normalized)]
+        demand(comparisons, tolerance)
+
+    traced = copy.deepcopy(fused)
+    if dynamic_size:
+        replace_pooling(traced)
+    if format != "torchexport":
+        make_opaque(traced)
+    graph = Graph(traced, card, source.output_names).eval()
+    write = _prepare(graph, shapes, format, half)
+    with _atomic(path, format, force) as temporary:
+        try:
+            write(temporary)
+        except Exception as error:  # a full disk: an OSError, or a RuntimeError of torch's or OpenVINO's
+            raise OSError(0, (str(error).splitlines() or [type(error).__name__])[0]) from error
+        comparisons += _run_and_compare(temporary, card, fused, shapes)
+        demand(comparisons, tolerance)
+    written = [path, path.with_suffix(".bin")] if format == "openvino" else [path]
+    return Report(path, sum(file.stat().st_size for file in written), card, shapes, comparisons)
+
+
+def _smallest(net: nn.Module) -> int:
+    """The shortest side of a free size. A map that is mirrored must be larger than what is added to it."""
+    mirrored = [
+        max(module.window)
+        for module in net.modules()
+        if isinstance(module, WindowLayer | DenseWBMM2d) and module.padding_mode == "reflect"
+    ]
+    return max([MIN_SIDE, *(window // 2 * 32 + 1 for window in mirrored)])
+
+
+def _prepare(graph: Graph, shapes: Shapes, format: str, half: bool) -> Callable[[Path], None]:
+    """Everything but writing: a function that writes."""
+    program = to_torchexport.capture(graph, shapes, graph.card)
+    if format == "torchexport":
+        return lambda path: to_torchexport.save(program, graph.card, path)
+    converted = to_onnx.convert(program, graph.output_names, shapes.dims())
+    if format == "onnx":
+        return lambda path: to_onnx.save(converted, graph.card, path)
+    model = to_openvino.convert(converted)
+    return lambda path: to_openvino.save(model, graph.card, path, half)
+
+
+def _atomic(path: Path, format: str, force: bool) -> AbstractContextManager[Path]:
+    return to_openvino.atomic_pair(path, force) if format == "openvino" else atomic_path(path, force)
+
+
+def _run_and_compare(path: Path, card: ModelCard, fused: nn.Module, shapes: Shapes) -> Sequence[Comparison]:
+    """The file in its own runtime, beside the model in PyTorch on images normalised the ordinary way."""
+    runner = open_runner(path)
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (card.mean, card.std))
+
+    def reference(x: Tensor) -> Tensor | Sequence[Tensor]:
+        return fused((x / 255 - mean) / std if card.input == "uint8" else x)
+
+    what = f"{card.form} form and {runner.name}"
+    return [compare(what, name, x, reference, runner) for name, x in _images(shapes.trials(), card)]
+
+
+def _images(trials: Sequence[tuple[int, int, int, int]], card: ModelCard) -> Iterator[tuple[str, Tensor]]:
+    """Images of several kinds at the first shape, noise at the others."""
+    for i, shape in enumerate(trials):
+        for name, x in sample(shape, card).items():
+            if i == 0 or name == "noise":
+                yield name, x
