@@ -1,0 +1,156 @@
+"""Accuracy of every form of a file, and data that does not fit."""
+
+import shutil
+
+import pytest
+import torch
+from PIL import Image
+
+from tests.deploy.colours import COLOURS, write_images
+from wbmm.deploy.evaluate import agreement, collect, top
+from wbmm.deploy.images import check_classes, open_labelled
+from wbmm.deploy.runtime import open_runner
+
+FORMS = ("training", "compact", "dense", "onnx", "openvino")
+
+
+@torch.no_grad()
+def expected_logits(trained, folder):
+    paths = sorted(folder.glob("*/*.png"))
+    inputs = torch.stack([trained.card.transform()(Image.open(path)) for path in paths])
+    labels = torch.tensor([list(COLOURS).index(path.parent.name) for path in paths])
+    return trained(inputs), labels
+
+
+def test_every_form_gives_the_model_s_own_answers(trained, files, card, images):
+    expected, labels = expected_logits(trained, images / "val")
+    accuracy = 100 * (expected.argmax(1) == labels).double().mean().item()
+    source = open_labelled(card, images)
+    reference = None
+    for form in FORMS:
+        outputs = collect(open_runner(files[form]), source, batch=5)
+        reference = reference or outputs
+        assert outputs.labels.tolist() == labels.tolist()
+        torch.testing.assert_close(outputs.logits, expected, rtol=0, atol=1e-4)
+        assert top(outputs, 1) == pytest.approx(accuracy)
+        assert top(outputs, 5) == 100
+        assert agreement(outputs, reference) == 100
+    assert accuracy > 60  # it has learned something, so that agreement means something
+
+
+def test_one_table_for_several_files(files, images, command, capsys):
+    chosen = [files["training"], files["compact"], files["onnx"]]
+    assert command("eval", *chosen, "--data", images, "--workers", 0) == 0
+    text = capsys.readouterr().out
+    assert "transform: RGB, shorter side to 32 px (bicubic), centre 32x32" in text
+    rows = [line.split() for line in text.splitlines() if line.startswith(("training", "compact", "onnx"))]
+    assert len(rows) == 3
+    assert all(row.count("32") == 1 for row in rows)
+    assert [row[-2] for row in rows[1:]] == ["100.00", "100.00"]
+    assert all(float(row[-1]) < 1e-4 for row in rows[1:])
+
+
+def test_the_folder_may_hold_splits_or_classes(card, images):
+    whole, part = open_labelled(card, images), open_labelled(card, images / "val")
+    assert [whole.name(i) for i in range(len(whole))] == [part.name(i) for i in range(len(part))]
+    assert len(open_labelled(card, images, split="train")) == 64
+
+
+@pytest.mark.parametrize("form", ["compact", "onnx", "openvino"])
+def test_workers_read_the_same(files, card, images, form):
+    source, runner = open_labelled(card, images), open_runner(files[form])
+    torch.testing.assert_close(collect(runner, source, 8, workers=2).logits, collect(runner, source, 8).logits)
+
+
+def test_limit_takes_equally_many_of_each_class(files, images, command, capsys):
+    assert command("eval", files["compact"], "--data", images, "--limit", 8, "--workers", 0) == 0
+    assert "  8  " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (("black", "green", "blue", "red"), None),  # folders are sorted, so the order on disk does not matter
+        (("black", "blue", "green", "yellow"), "number 3 is 'yellow' in the data and 'red' in the model"),
+        (("black", "blue", "green"), "the data has 3 classes, the model 4"),
+    ],
+)
+def test_other_classes_are_an_error(tmp_path, card, names, message):
+    source = open_labelled(card, write_images(tmp_path / "val", 1, 0, names))
+    if message is None:
+        check_classes(card, source)
+        return
+    with pytest.raises(ValueError, match=message):
+        check_classes(card, source)
+
+
+def test_the_same_classes_in_another_order_are_an_error(card, images):
+    source = open_labelled(card, images)
+    with pytest.raises(ValueError, match="in another order: number 0 is 'black' in the data and 'red' in the model"):
+        check_classes(card.replace(class_names=list(reversed(COLOURS))), source)
+
+
+def test_more_classes_than_the_model_has_are_an_error(files, command, capsys):
+    assert command("eval", files["compact"], "--source", "digits") == 1
+    assert "the data has 10 classes, the model 4" in capsys.readouterr().err
+
+
+def test_a_bad_image_is_named_and_may_be_skipped(files, images, tmp_path, command, capsys):
+    shutil.copytree(images / "val", tmp_path / "val")
+    bad = tmp_path / "val" / "green" / "0.png"
+    bad.write_bytes(bad.read_bytes()[:200])
+    arguments = ("eval", files["compact"], "--data", tmp_path, "--workers", 0)
+    assert command(*arguments) == 1
+    error = capsys.readouterr().err
+    assert str(bad) in error
+    assert "--skip-bad" in error
+    assert error.count("\n") == 1
+    assert command(*arguments, "--skip-bad") == 0
+    assert "31 (1 skipped)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (["--data", "nowhere"], "there is no such folder"),
+        ([], "reads a folder: give it"),
+        (["--data", "EMPTY"], "has no class folders"),
+        (["--data", "IMAGES", "--split", "exam"], "no folder 'exam'"),
+        (["--data", "IMAGES", "--source", "idx"], "has neither"),
+        (["--data", "IMAGES", "--source", "tfds/mnist"], "is a stream"),
+        (["--data", "IMAGES", "--batch", "0"], "--batch 0: give 1 or more"),
+        (["--data", "IMAGES", "--limit", "-3"], "--limit -3: give 1 or more"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(files, images, tmp_path, command, capsys, change, message):
+    change = [{"IMAGES": images, "EMPTY": tmp_path}.get(item, item) for item in change]
+    assert command("eval", files["compact"], *change) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_backbone_has_no_accuracy(trained, tmp_path, images, command, capsys):
+    import timm
+
+    from wbmm.deploy.files import save_model
+
+    backbone = timm.create_model("wbmm_a", num_classes=0, dims=(8, 16, 32, 64))
+    path = save_model(backbone.eval(), tmp_path / "backbone.safetensors")
+    assert command("eval", path, "--data", images) == 1
+    assert "is no classifier" in capsys.readouterr().err
+
+
+def test_models_with_other_classes_are_not_compared(trained, files, images, tmp_path, card):
+    from wbmm.deploy.evaluate import Outputs, _compared
+
+    first = Outputs(torch.zeros(3, 4), torch.zeros(3), 1.0)
+    with pytest.raises(ValueError, match="cannot be compared"):
+        _compared(Outputs(torch.zeros(3, 7), torch.zeros(3), 1.0), first, card)
+
+
+def test_outputs_that_are_not_finite_are_an_error(files, card, images):
+    runner = open_runner(files["compact"])
+    runner._forward = lambda batch: [torch.full((len(batch), 4), float("nan"))]
+    with pytest.raises(ValueError, match="not finite for 32 images"):
+        collect(runner, open_labelled(card, images), label="x")

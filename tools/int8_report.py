@@ -1,0 +1,11 @@
+"""Writes docs/results/int8.md: accuracy, agreement and speed of trained models in FP32, FP16 and INT8.
+
+python tools/int8_report.py runs/compare-digits/wbmm_a-seed0 runs/compare-fashion_mnist/wbmm_a-seed0
+"""
+
+import sys
+
+from wbmm.deploy.quantize.report import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+"""Images for a model: labelled sets and files, read as its card says, batch by batch; a bad image is named."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from wbmm.train.config import DataConfig
+from wbmm.train.data.check import SYNONYMS
+from wbmm.train.data.sources import ArraySource, BadImage, Source, Subset, first_of_each_class, open_source
+
+from .card import ModelCard
+
+__all__ = ["Batch", "FileSource", "batches", "check_classes", "no_more_than", "open_labelled", "progress_bar"]
+
+NEEDS_NO_FOLDER = ("digits", "hfds")
+SPLITS = {"train", "val", "test", *(name for names in SYNONYMS.values() for name in names)}
+WORKER_TIMEOUT_S = 300
+
+
+class FileSource(Source):
+    """Image files without labels (all 0)."""
+
+    def __init__(self, paths: list[Path]):
+        self.paths, self.class_names = paths, None
+        self.labels = np.zeros(len(paths), dtype=np.int64)
+
+    def image(self, index: int) -> Image.Image:
+        # PIL raises OSError, SyntaxError, DecompressionBombError, struct.error, ...: one meaning here.
+        try:
+            with Image.open(self.paths[index]) as image:
+                image.load()
+                return image
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise BadImage(f"cannot read image {self.paths[index]}: {reason}") from error
+
+    def name(self, index: int) -> str:
+        return str(self.paths[index])
+
+
+def open_labelled(card: ModelCard, root: str | Path | None, source: str = "folder", split: str = "val") -> Source:
+    """A labelled set, in any form that training reads.
+
+    Args:
+        card: of the model that will see it.
+        root: the folder that holds the splits, or for `folder` also one that holds the class folders themselves.
+        source: as `data.source` of a training configuration.
+        split: `val`, `train` or what the set calls it.
+    """
+    if not root and source.partition("/")[0] not in NEEDS_NO_FOLDER:
+        raise ValueError(f"--source {source} reads a folder: give it (--data DIR)")
+    if root and not Path(root).expanduser().is_dir():
+        raise ValueError(f"{root}: there is no such folder")
+    root = str(Path(root).expanduser()) if root else None
+    if source == "folder" and not _holds_splits(Path(root), split):
+        folder = Path(root).resolve()
+        root, split = str(folder.parent), folder.name
+    cfg = DataConfig(source=source, root=root, train_split=split, val_split=split, in_chans=card.input_size[0])
+    found = open_source(cfg, train=split == "train")
+    if not len(found):
+        raise ValueError(f"there are no images in {root or source}, split {split!r}")
+    return found
+
+
+def _holds_splits(root: Path, split: str) -> bool:
+    """Whether the folders in `root` are splits, not classes."""
+    folders = {path.name for path in root.iterdir() if path.is_dir()}
+    return bool(folders & {split, *SYNONYMS.get(split, ())}) or bool(folders and folders <= SPLITS)
+
+
+def check_classes(card: ModelCard, source: Source) -> None:
+    """Raises if a label of the set does not mean the class of that number of the model."""
+    names, mine = source.class_names, card.class_names
+    count = len(names) if names else int(source.labels.max()) + 1
+    if int(source.labels.min()) < 0:
+        raise ValueError(f"the data has a label below 0, of {source.name(int(np.argmin(source.labels)))}")
+    if count > card.num_classes:
+        raise ValueError(f"the data has {count} classes, the model {card.num_classes}: accuracy would be meaningless")
+    if not names:
+        return
+    if count < card.num_classes:
+        raise ValueError(
+            f"the data has {count} classes, the model {card.num_classes}, and labels go by the order of the names: "
+            "accuracy would be meaningless. Give every class its folder"
+        )
+    if mine and list(names) != list(mine):
+        place = next(i for i, (a, b) in enumerate(zip(names, mine, strict=True)) if a != b)
+        kind = "in another order" if set(names) == set(mine) else "not the model's"
+        raise ValueError(
+            f"the data's classes are {kind}: number {place} is {names[place]!r} in the data and {mine[place]!r} in the "
+            "model, so accuracy would be meaningless"
+        )
+
+
+def no_more_than(source: Source, limit: int | None) -> Source:
+    """At most `limit` images, equally many of each class, in order."""
+    if limit is None or limit >= len(source):
+        return source
+    return Subset(source, first_of_each_class(source.labels, limit))
+
+
+@dataclass
+class Batch:
+    """What was read of some images: the good ones, and a sentence for each bad one.
+
+    Attributes:
+        indices: `[N]`, of the good ones in their source.
+        images: `[N, C, H, W]`, or None if there is none.
+        labels: `[N]`.
+        errors: index to what is wrong.
+    """
+
+    indices: list[int]
+    images: Tensor | None
+    labels: Tensor
+    errors: dict[int, str]
+
+
+class _Samples(Dataset):
+    def __init__(self, source: Source, transform):
+        self.source, self.transform = source, transform
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int):
+        try:
+            return index, self.transform(self.source.image(index)), int(self.source.labels[index]), ""
+        except BadImage as error:
+            return index, None, 0, str(error)
+
+
+def _collate(samples: list) -> Batch:
+    good = [sample for sample in samples if sample[1] is not None]
+    return Batch(
+        [sample[0] for sample in good],
+        torch.stack([sample[1] for sample in good]) if good else None,
+        torch.tensor([sample[2] for sample in good], dtype=torch.int64),
+        {sample[0]: sample[3] for sample in samples if sample[1] is None},
+    )
+
+
+def batches(source: Source, card: ModelCard, batch: int, workers: int = 0) -> Iterator[Batch]:
+    """The images of a source in order, through the card's transform; `workers` processes read files."""
+    held = source.source if isinstance(source, Subset) else source
+    if isinstance(held, ArraySource) or len(source) <= batch:
+        workers = 0
+    loader = DataLoader(
+        _Samples(source, card.transform()),
+        batch_size=batch,
+        num_workers=workers,
+        collate_fn=_collate,
+        timeout=WORKER_TIMEOUT_S if workers else 0,
+    )
+    yield from loader
+
+
+@contextmanager
+def progress_bar(total: int, label: str) -> Iterator:
+    """A function to call with the number of images that are done: it moves a bar, on a terminal."""
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError:  # rich comes with [train]; without it there is no bar
+        yield lambda count: None
+        return
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    hidden = not sys.stderr.isatty()
+    with Progress(*columns, console=Console(stderr=True), disable=hidden, transient=True) as progress:
+        task = progress.add_task(label, total=total)
+        yield lambda count: progress.update(task, advance=count)

@@ -1,0 +1,135 @@
+"""Which layers stay in float: found by measuring what the quantisation of each group costs."""
+
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from .layers import Layer
+
+__all__ = ["Choice", "Quality", "choose", "quality", "sensitivity", "trial", "write"]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How near a quantised model is to its float one.
+
+    Attributes:
+        agreement: per cent of images with the same first class.
+        noise: of the logits, relative to their spread over the classes; a mean over images.
+    """
+
+    agreement: float
+    noise: float
+
+
+USELESS = Quality(0.0, math.inf)
+
+
+def quality(logits: Tensor, reference: Tensor) -> Quality:
+    """Compares `[N, classes]` with the float model's."""
+    if not logits.isfinite().all():
+        return USELESS
+    same = 100 * (logits.argmax(1) == reference.argmax(1)).double().mean().item()
+    spread = (reference - reference.mean(1, keepdim=True)).norm(dim=1).clamp_min(1e-12)
+    return Quality(same, ((logits - reference).norm(dim=1) / spread).mean().item())
+
+
+@dataclass
+class Choice:
+    """What was decided, and on what grounds.
+
+    Attributes:
+        keep: names of the layers that stay in float.
+        groups: those of them that were kept as a whole, in the order in which they were found.
+        before: with nothing kept but what the user asked for.
+        after: with `keep`.
+        alone: each group quantised by itself; empty if there was no need to look.
+    """
+
+    keep: set[str]
+    groups: list[str]
+    before: Quality
+    after: Quality
+    alone: dict[str, Quality]
+
+
+def write(backend, precision: str, path: Path, calibration: Tensor | None = None, keep: set[str] = frozenset()) -> None:
+    """Lets a runtime's tool convert a model; whatever it raises is one kind of error, but for those of writing."""
+    try:
+        if precision == "int8":
+            backend.quantize(calibration, keep, path)
+        else:
+            backend.convert(precision, path)
+    except (OSError, ValueError):
+        raise
+    except Exception as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{backend.runtime}'s tools cannot convert this model to {precision}: {reason}") from error
+
+
+Try = Callable[[set[str]], Quality]
+
+
+def trial(backend, calibration: Tensor, images: Tensor, reference: Tensor) -> Try:
+    """A function from the layers to keep to the quality of the rest quantised, on `images`."""
+    from wbmm.deploy.runtime import open_runner
+
+    def attempt(keep: set[str]) -> Quality:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"trial{backend.suffix}"
+            write(backend, "int8", path, calibration, keep)
+            try:
+                return quality(open_runner(path)(images), reference)
+            except ValueError:  # a runtime may load a file and have no kernel for a layer of it
+                return USELESS
+
+    return attempt
+
+
+def sensitivity(layers: Sequence[Layer], attempt: Try, keep: set[str] = frozenset()) -> dict[str, Quality]:
+    """The quality with each group quantised by itself, the worst first; layers in `keep` never are."""
+    found = {}
+    for group in dict.fromkeys(layer.group for layer in layers):
+        others = {layer.name for layer in layers if layer.group != group}
+        if any(layer.name not in keep for layer in layers if layer.group == group):
+            found[group] = attempt(others | keep)
+    return dict(sorted(found.items(), key=lambda item: -item[1].noise))
+
+
+def choose(layers: Sequence[Layer], attempt: Try, target: float, keep: set[str], look: bool = False) -> Choice:
+    """Quantises everything; while the agreement is below `target`, keeps the group that costs most, and tries again.
+
+    A group whose keeping does not raise the agreement or lower the noise is quantised all the same.
+
+    Args:
+        layers: that can be quantised.
+        attempt: see `trial`.
+        target: agreement in per cent to reach.
+        keep: names that stay in float in any case.
+        look: measure each group by itself even if the target is reached at once.
+    """
+    before = after = attempt(keep)
+    if before.agreement < target:
+        print(
+            f"all in INT8, {before.agreement:.2f} % of the images keep their first class, less than {target:g} %: "
+            "looking for the layers that hurt",
+            file=sys.stderr,
+        )
+    alone = sensitivity(layers, attempt, keep) if look or before.agreement < target else {}
+    groups: list[str] = []
+    for group in alone:
+        if after.agreement >= target:
+            break
+        wider = keep | {layer.name for layer in layers if layer.group == group}
+        if wider >= {layer.name for layer in layers}:
+            continue
+        now = attempt(wider)
+        if (now.agreement, -now.noise) > (after.agreement, -after.noise):
+            keep, after = wider, now
+            groups.append(group)
+    return Choice(keep, groups, before, after, alone)
