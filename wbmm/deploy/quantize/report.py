@@ -34,7 +34,7 @@ HEADERS = (
 PROSE = """# INT8 and FP16, measured
 
 The paper claims that WBMM is compatible with INT8. This page is what came out on models trained here, for better or
-worse. Every form of each run is evaluated on the whole validation set; INT8 is post-training, static and per channel
+worse. Every form of each run is evaluated on {images}; INT8 is post-training, static and per channel
 (OpenVINO by NNCF, ONNX by ONNX Runtime's quantiser), calibrated on {n} training images. Layers stay in float as
 `wbmm quantize` decides. *Noise* is the difference of the logits from PyTorch's in FP32, relative to their spread over
 the classes. *7-bit weights* are the default, safe on processors without VNNI; *8-bit* is `--full-range`. Speed is at
@@ -114,8 +114,11 @@ def page(runs: list[Run], args: argparse.Namespace) -> str:
     rows = [_row(name, form, members) for name, members in groups.items() for form in members[0].forms]
     used = versions("openvino", "nncf", "onnxruntime")
     changed = "".join(f" --{key} {getattr(args, key)}" for key in DEFAULTS if getattr(args, key) != DEFAULTS[key])
+    images = (
+        f"{args.limit} images of the validation set (or all, if there are fewer)" if args.limit else "the whole set"
+    )
     return (
-        f"{PROSE.format(n=args.n)}\n{render_table(HEADERS, rows, markdown=True)}\n\n"
+        f"{PROSE.format(n=args.n, images=images)}\n{render_table(HEADERS, rows, markdown=True)}\n\n"
         "## What each group of layers costs\n\n"
         "Quantised by itself (7-bit weights), everything else in float; noise of the logits in per cent, the mean of "
         f"the runs.\n\n{_sensitivity(groups)}\n\n"
