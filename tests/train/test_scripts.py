@@ -83,3 +83,13 @@ def test_the_slurm_script_wants_to_know_the_folder(slurm):
     )
     assert result.returncode == 2
     assert "say out=FOLDER" in result.stderr
+
+
+@pytest.mark.parametrize("tool", ["train", "train_seg"])
+def test_the_launcher_starts_the_tool_that_is_asked_for(tool):
+    environment = {**os.environ, "PYTHON": "echo", "GPUS": "2", "TOOL": tool}
+    command = ["bash", str(SCRIPTS / "train_dist.sh"), "config.py", "--resume"]
+    said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout.split()
+    assert "--nproc_per_node=2" in said
+    assert Path(said[-3]).resolve() == SCRIPTS.parent / "tools" / f"{tool}.py"
+    assert said[-2:] == ["config.py", "--resume"]
