@@ -38,7 +38,7 @@ def calls(monkeypatch):
     large_kernel._implicit_gemm.cache_clear()
 
 
-@pytest.mark.parametrize("mixer", ["dw13", "dw13_rep"])
+@pytest.mark.parametrize("mixer", ["dw13", "dw13_reparam"])
 def test_same_values_and_gradients(calls, mixer):
     plain = randomize(timm.create_model("unireplknet_a", mixer=mixer, **NARROW)).eval()
     fast = timm.create_model("unireplknet_a", mixer=mixer, large_kernel="implicit_gemm", **NARROW).eval()

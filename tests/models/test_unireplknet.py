@@ -74,14 +74,14 @@ def test_figures_are_those_of_the_fused_form():
     assert count_macs(fused, (224, 224))[""] / 1e9 == pytest.approx(paper["flops"], abs=0.05)
 
 
-@pytest.mark.parametrize(("mixer", "params"), [("dw13", 31.1), ("dw13_rep", 31.7)])
+@pytest.mark.parametrize(("mixer", "params"), [("dw13", 31.1), ("dw13_reparam", 31.7)])
 def test_rows_of_the_cross_operator_table(mixer, params):
     """13x13 DW without and with reparam, in training form; the paper prints 31.0 (which is fused) and 31.6 M."""
     model = timm.create_model("wbmm_t_dense", mixer=mixer, device="meta")
     assert count_params(model) / 1e6 == pytest.approx(params, abs=0.05)
 
 
-@pytest.mark.parametrize("mixer", ["dw13_rep", "dw5"])
+@pytest.mark.parametrize("mixer", ["dw13_reparam", "dw5"])
 def test_fused_equals_training_form_at_every_size(mixer):
     model = narrow(mixer=mixer)
     fused, timms = wbmm.fuse(model), timm.utils.reparameterize_model(model)
@@ -144,7 +144,7 @@ def test_identify_knows_the_family(name, fused):
     model = build_on_meta(name)
     seen = identify((wbmm.fuse(model) if fused else model).state_dict())
     assert seen.names() == [name]
-    assert (seen.form, seen.mixer) == (("compact", "dw13") if fused else ("training", "dw13_rep"))
+    assert (seen.form, seen.mixer) == (("compact", "dw13") if fused else ("training", "dw13_reparam"))
     assert f"{name} (" in str(seen)
 
 
@@ -174,11 +174,9 @@ def test_receptive_field():
     assert fields[:2] == [(7, 7), (7 + 12 * 4,) * 2]
 
 
-@pytest.mark.parametrize("mixer", ["dw4", "dw", "conv", "dw7_rep", "13"])
+@pytest.mark.parametrize("mixer", ["dw4", "dw", "conv", "dw7_reparam", "dw13_rep", "dw0", "13"])
 def test_unknown_mixers(mixer):
-    with pytest.raises(
-        ValueError, match="expected 'wbmm', a depthwise convolution of odd size such as 'dw5', or 'dw13_rep'"
-    ):
+    with pytest.raises(ValueError, match=r"expected one of wbmm, wbmm_hier, .*, or a depthwise convolution of odd"):
         timm.create_model("wbmm_a", device="meta", mixer=mixer)
 
 

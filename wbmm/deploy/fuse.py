@@ -4,10 +4,35 @@ import copy
 
 import torch.nn as nn
 
-from wbmm.layers import Block, DenseWBMM2d, DilatedReparamConv2d, HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
+from wbmm.layers import (
+    Block,
+    DenseWBMM2d,
+    DilatedReparamConv2d,
+    FullConnection2d,
+    HalfWBMM2d,
+    HierarchicalWBMM2d,
+    MultiKernelWBMM2d,
+    ParallelWBMM2d,
+    SerialWBMM2d,
+    SLaKConv2d,
+    WBMM2d,
+    WindowAttention2d,
+)
 from wbmm.layers.fused import CompactMixer
 
-FUSIBLE = (Block, WBMM2d, HierarchicalWBMM2d, MultiKernelWBMM2d, DilatedReparamConv2d)
+FUSIBLE = (
+    Block,
+    WBMM2d,
+    HierarchicalWBMM2d,
+    MultiKernelWBMM2d,
+    DilatedReparamConv2d,
+    SLaKConv2d,
+    WindowAttention2d,
+    FullConnection2d,
+    ParallelWBMM2d,
+    SerialWBMM2d,
+    HalfWBMM2d,
+)
 FORMS = ("compact", "dense")
 
 

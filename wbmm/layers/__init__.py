@@ -3,9 +3,20 @@
 from .block import Block, FusedBlock
 from .depthwise import DepthwiseConv2d, DilatedReparamConv2d, FusedDepthwiseConv2d
 from .ffn import FeedForward, FusedFeedForward, GlobalResponseNorm
+from .full import FullConnection2d, FusedFullConnection2d
 from .fused import DenseWBMM2d, FusedHierarchicalWBMM2d, FusedWBMM2d
+from .interaction import (
+    FusedHalfWBMM2d,
+    FusedParallelWBMM2d,
+    FusedSerialWBMM2d,
+    HalfWBMM2d,
+    ParallelWBMM2d,
+    SerialWBMM2d,
+)
 from .mixers import HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
 from .se import SqueezeExcite
+from .slak import FusedSLaKConv2d, SLaKConv2d
+from .window_attention import FusedWindowAttention2d, WindowAttention2d
 
 __all__ = [
     "Block",
@@ -13,14 +24,26 @@ __all__ = [
     "DepthwiseConv2d",
     "DilatedReparamConv2d",
     "FeedForward",
+    "FullConnection2d",
     "FusedBlock",
     "FusedDepthwiseConv2d",
     "FusedFeedForward",
+    "FusedFullConnection2d",
+    "FusedHalfWBMM2d",
     "FusedHierarchicalWBMM2d",
+    "FusedParallelWBMM2d",
+    "FusedSLaKConv2d",
+    "FusedSerialWBMM2d",
     "FusedWBMM2d",
+    "FusedWindowAttention2d",
     "GlobalResponseNorm",
+    "HalfWBMM2d",
     "HierarchicalWBMM2d",
     "MultiKernelWBMM2d",
+    "ParallelWBMM2d",
+    "SLaKConv2d",
+    "SerialWBMM2d",
     "SqueezeExcite",
     "WBMM2d",
+    "WindowAttention2d",
 ]

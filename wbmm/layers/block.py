@@ -20,6 +20,7 @@ class Block(nn.Module):
         mixer: the spatial mixer, with a `fuse(norm)`.
         dim: channels.
         ffn_ratio: width of the hidden layer over `dim`.
+        se: squeeze and excitation after the mixer.
         ls_init_value: initial layer scale; None for no layer scale.
         drop_path: probability of skipping the block for a sample in training.
     """
@@ -29,6 +30,7 @@ class Block(nn.Module):
         mixer: nn.Module,
         dim: int,
         ffn_ratio: float = 4,
+        se: bool = True,
         ls_init_value: float | None = 1e-6,
         drop_path: float = 0.0,
         device=None,
@@ -38,13 +40,16 @@ class Block(nn.Module):
         super().__init__()
         self.mixer = mixer
         self.norm = nn.BatchNorm2d(dim, **dd)
-        self.se = SqueezeExcite(dim, **dd)
+        self.se = SqueezeExcite(dim, **dd) if se else None
         self.ffn = FeedForward(dim, ffn_ratio, **dd)
         self.gamma = None if ls_init_value is None else nn.Parameter(torch.full((dim,), ls_init_value, **dd))
         self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        out = self.ffn(self.se(self.norm(self.mixer(x))))
+        out = self.norm(self.mixer(x))
+        if self.se is not None:
+            out = self.se(out)
+        out = self.ffn(out)
         if self.gamma is not None:
             out = out * self.gamma[:, None, None]
         return x + self.drop_path(out)
@@ -56,9 +61,9 @@ class Block(nn.Module):
 
 
 class FusedBlock(nn.Module):
-    """mixer with bias, SE, feed-forward, add."""
+    """mixer with bias, SE (if there is one), feed-forward, add."""
 
-    def __init__(self, mixer: nn.Module, se: SqueezeExcite, ffn: FusedFeedForward) -> None:
+    def __init__(self, mixer: nn.Module, se: SqueezeExcite | None, ffn: FusedFeedForward) -> None:
         super().__init__()
         self.mixer = mixer
         self.se = se
@@ -66,4 +71,6 @@ class FusedBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.mixer(x)
-        return self.ffn(out, self.se.gate(out), x)
+        # Gates are cheap where the feed-forward part applies them, so that it needs no second path without them.
+        gate = out.new_ones(out.shape[:2]) if self.se is None else self.se.gate(out)
+        return self.ffn(out, gate, x)

@@ -9,8 +9,19 @@ from torch import Tensor
 
 from wbmm.zoo import load_zoo
 
-from .mixer import Kernel
+from .mixer import name_when_fused
 from .pattern import StageWindow, parse_pattern, parse_windows
+
+# A parameter that only one mixer has, in training form and fused. `no_shortcut` has those of `wbmm`.
+MIXER_KEYS = {
+    "conv.weight": "dw13_reparam",
+    "wide.weight": "slak",
+    "qkv.weight": "win_attn",
+    "full": "full",
+    "beside.weight": "parallel",
+    "after.weight": "serial",
+    "rest.weight": "half",
+}
 
 
 @dataclass(frozen=True)
@@ -22,7 +33,7 @@ class Signature:
         dims: channels of each stage.
         patterns: blocks of each stage.
         windows: the windows seen in each stage, None in a stage without WBMM blocks.
-        mixer: what stands in W blocks: `wbmm`, or a depthwise convolution larger than 3x3.
+        mixer: what stands in W blocks, as far as it can be told: see `MIXER_KEYS` and `name_when_fused`.
         num_classes: rows of the classifier, or None.
     """
 
@@ -44,7 +55,7 @@ class Signature:
             name
             for name, model in load_zoo().items()
             if model.dims == self.dims
-            and (model.mixer.removesuffix("_rep") if fused else model.mixer) == self.mixer
+            and (name_when_fused(model.mixer) if fused else model.mixer) == self.mixer
             and plain(parse_pattern(model.pattern)) == plain(self.patterns)
             and all(
                 seen is None or seen == expected
@@ -58,8 +69,9 @@ class Signature:
         form = "training form" if self.form == "training" else f"fused, {self.form} form"
         blocks = " ".join(self.patterns)
         operator = self.mixer
-        if operator == "wbmm":
-            operator = "windows " + " ".join(str(window or "-") for window in self.windows)
+        if any(self.windows):
+            windows = "windows " + " ".join(str(window or "-") for window in self.windows)
+            operator = windows if operator == "wbmm" else f"{operator}, {windows}"
         classes = "no classifier" if self.num_classes is None else f"{self.num_classes} classes"
         return f"{what} ({form}, channels {self.dims}, blocks {blocks}, {operator}, {classes})"
 
@@ -70,47 +82,53 @@ def _square(positions: int) -> tuple[int, int]:
 
 
 def _window(block: dict[str, Tensor]) -> StageWindow | None:
-    if "table" in block:
-        side = (_square(block["table"].shape[1])[0] + 1) // 2
-        return StageWindow((side, side), hierarchical="local_table" in block)
-    if "weight" in block and block["weight"].ndim == 3:
-        return StageWindow(_square(block["weight"].shape[1]))
+    for key in ("table", "bias_table"):
+        if key in block:
+            side = (_square(block[key].shape[1])[0] + 1) // 2
+            return StageWindow((side, side), hierarchical="local_table" in block)
+    for key in ("weight", "full"):
+        if key in block and block[key].ndim == 3:
+            return StageWindow(_square(block[key].shape[1]))
     return None
 
 
-def _kernel(block: dict[str, Tensor]) -> str | None:
-    """The name of a depthwise convolution that stands in the place of WBMM; a 3x3 one is taken for a D block."""
-    if "conv.weight" in block:
-        return str(Kernel(block["conv.weight"].shape[-1], reparam=True))
-    if "weight" in block and block["weight"].ndim == 4 and block["weight"].shape[-1] != 3:
-        return str(Kernel(block["weight"].shape[-1]))
-    return None
+def _mixer(block: dict[str, Tensor]) -> str | None:
+    """The operator of a W or M block; None for a 3x3 depthwise convolution, which is taken for a D block."""
+    for key, name in MIXER_KEYS.items():
+        if key in block:
+            return name
+    if "weight" in block and block["weight"].ndim == 4:
+        size = block["weight"].shape[-1]
+        return None if size == 3 else f"dw{size}"
+    return "wbmm"
 
 
 def _letter(block: dict[str, Tensor]) -> str:
     if any(key.startswith("kernels") for key in block):
         return "M"
-    return "D" if _window(block) is None and _kernel(block) is None else "W"
+    return "D" if _mixer(block) is None else "W"
 
 
 def identify(state_dict: dict[str, Tensor]) -> Signature | None:
     """The signature of a state dict in our names (windows are taken to be square), or None if it is of no WBMM."""
     blocks: dict[tuple[int, int], dict[str, Tensor]] = {}
     dims: dict[int, int] = {}
+    fused = False
     for key, value in state_dict.items():
         match = re.fullmatch(r"stages\.(\d+)\.blocks\.(\d+)\.(\w+)\.(.+)", key)
         if match is None:
             continue
         stage, index = int(match[1]), int(match[2])
         if match[3] == "mixer":
-            blocks.setdefault((stage, index), {})[match[4]] = value
+            blocks.setdefault((stage, index), {})[match[4].removeprefix("wbmm.")] = value
         elif match[3] == "ffn" and match[4] == "fc1.weight":
             dims[stage] = value.shape[1]
+        elif match[3] == "ffn" and match[4] == "fc2.bias":
+            fused = True
     if not blocks or not dims or set(dims) != set(range(len(dims))):
         return None
     mixers = list(blocks.values())
     dense = any("weight" in block and block["weight"].ndim == 3 for block in mixers)
-    fused = any("bias" in block for block in mixers)
     patterns, windows = [], []
     for stage in sorted(dims):
         stage_blocks = [block for (s, _), block in sorted(blocks.items()) if s == stage]
@@ -123,7 +141,7 @@ def identify(state_dict: dict[str, Tensor]) -> Signature | None:
         patterns=tuple(patterns),
         windows=tuple(windows),
         num_classes=None if head is None else head.shape[0],
-        mixer=next(filter(None, map(_kernel, mixers)), "wbmm"),
+        mixer=next(filter(None, map(_mixer, mixers)), "wbmm"),
     )
 
 

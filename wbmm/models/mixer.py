@@ -1,77 +1,179 @@
-"""What a letter of a pattern is built as, given the operator that stands in W blocks."""
+"""The operators that can stand in W blocks, by name, and what a letter of a pattern is built as."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch.nn as nn
 
-from wbmm.layers import DepthwiseConv2d, DilatedReparamConv2d, HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
-from wbmm.layers.depthwise import DILATED_BRANCHES
+from wbmm.layers import (
+    DepthwiseConv2d,
+    DilatedReparamConv2d,
+    FullConnection2d,
+    HalfWBMM2d,
+    HierarchicalWBMM2d,
+    MultiKernelWBMM2d,
+    ParallelWBMM2d,
+    SerialWBMM2d,
+    SLaKConv2d,
+    WBMM2d,
+    WindowAttention2d,
+)
 
-from .pattern import StageWindow
+from .pattern import StageWindow, parse_windows
 
-WBMM_MIXER = "wbmm"
+SLAK_KERNELS = (51, 49, 47, 13)  # of each stage
+HIER_WINDOWS = ("14+7", "14+7", 14, 7)
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """A depthwise convolution in the place of WBMM; `reparam` if dilated branches stand beside it in training."""
+class Site:
+    """Where a mixer is built.
 
-    size: int
-    reparam: bool = False
-
-    def __str__(self) -> str:
-        return f"dw{self.size}_rep" if self.reparam else f"dw{self.size}"
-
-
-def parse_mixer(mixer: str) -> Kernel | None:
-    """The depthwise convolution that a name stands for, None for `wbmm`."""
-    if mixer == WBMM_MIXER:
-        return None
-    match = re.fullmatch(r"dw(\d+)(_rep)?", str(mixer))
-    kernel = Kernel(int(match[1]), match[2] is not None) if match else None
-    if kernel is None or kernel.size % 2 == 0 or (kernel.reparam and kernel.size not in DILATED_BRANCHES):
-        reparam = ", ".join(f"'dw{size}_rep'" for size in DILATED_BRANCHES)
-        raise ValueError(
-            f"mixer {mixer!r}: expected 'wbmm', a depthwise convolution of odd size such as 'dw5', or {reparam}"
-        )
-    return kernel
-
-
-def create_mixer(
-    letter: str,
-    dim: int,
-    window: StageWindow,
-    mixer: str = WBMM_MIXER,
-    padding_mode: str = "zeros",
-    large_kernel: str | None = None,
-    device=None,
-    dtype=None,
-) -> nn.Module:
-    """The spatial mixer of one block of a pattern.
-
-    Args:
+    Attributes:
         letter: of the block.
         dim: channels.
-        window: of the block's stage, for WBMM.
-        mixer: what stands in W blocks; see `parse_mixer`.
+        stage: from 0.
+        window: of the stage, for mixers that have one.
+        mixer: its name, for errors.
         padding_mode: how maps are padded to whole windows.
         large_kernel: the convolution that runs a depthwise mixer, see `wbmm.layers.large_kernel`.
+        factory: device and dtype.
     """
-    dd = {"device": device, "dtype": dtype}
-    if letter == "D":
-        return DepthwiseConv2d(dim, **dd)
-    kernel = parse_mixer(mixer)
-    if kernel is not None:
-        layer = DilatedReparamConv2d if kernel.reparam else DepthwiseConv2d
-        return layer(dim, kernel.size, large_kernel=large_kernel, **dd)
-    if large_kernel is not None:
-        raise ValueError(f"large_kernel {large_kernel!r} is for depthwise mixers such as 'dw13'; the mixer is 'wbmm'")
-    if letter == "M":
-        if window.hierarchical:
-            raise ValueError(f"an M block has no hierarchical form; its window is {window}: use W blocks there")
-        return MultiKernelWBMM2d(dim, window.size, padding_mode=padding_mode, **dd)
-    if window.hierarchical:
-        local = (window.size[0] // 2, window.size[1] // 2)
-        return HierarchicalWBMM2d(dim, local, padding_mode=padding_mode, **dd)
-    return WBMM2d(dim, window.size, padding_mode=padding_mode, **dd)
+
+    letter: str
+    dim: int
+    stage: int
+    window: StageWindow
+    mixer: str = "wbmm"
+    padding_mode: str = "zeros"
+    large_kernel: str | None = None
+    factory: dict = field(default_factory=dict)
+
+
+def _wbmm(site: Site) -> nn.Module:
+    options = {"padding_mode": site.padding_mode, **site.factory}
+    if site.letter == "M":
+        if site.window.hierarchical:
+            raise ValueError(f"an M block has no hierarchical form; its window is {site.window}: use W blocks there")
+        return MultiKernelWBMM2d(site.dim, site.window.size, **options)
+    if site.window.hierarchical:
+        local = (site.window.size[0] // 2, site.window.size[1] // 2)
+        return HierarchicalWBMM2d(site.dim, local, **options)
+    return WBMM2d(site.dim, site.window.size, **options)
+
+
+def _windowed(layer: Callable[..., nn.Module]) -> Callable[[Site], nn.Module]:
+    """The builder of a layer with one window."""
+
+    def build(site: Site) -> nn.Module:
+        if site.window.hierarchical:
+            raise ValueError(
+                f"mixer {site.mixer!r} has no hierarchical form; the window of stage {site.stage + 1} is "
+                f"{site.window}: give a plain one, such as window_size=7"
+            )
+        return layer(site.dim, site.window.size, padding_mode=site.padding_mode, **site.factory)
+
+    return build
+
+
+def _slak(site: Site) -> nn.Module:
+    return SLaKConv2d(site.dim, SLAK_KERNELS[site.stage], **site.factory)
+
+
+def _kernel(layer: Callable[..., nn.Module], size: int) -> Callable[[Site], nn.Module]:
+    """The builder of a depthwise convolution."""
+    return lambda site: layer(site.dim, size, large_kernel=site.large_kernel, **site.factory)
+
+
+def _see_window(axis, side: int, stage: int):
+    return axis.windows(side)
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """An operator for W blocks.
+
+    Attributes:
+        build: gives the layer.
+        reach: what a position sees along one axis after it, from (`Reach` before it, side of the window, stage).
+        large_kernel: whether the large-kernel CUDA package can run it.
+        block: options of the blocks that it stands in, where they are not the family's.
+        fused: the name of what it is once fused, where that is another mixer.
+    """
+
+    build: Callable[[Site], nn.Module]
+    reach: Callable = _see_window
+    large_kernel: bool = False
+    block: dict = field(default_factory=dict)
+    fused: str | None = None
+
+
+def _depthwise(size: int) -> Mixer:
+    return Mixer(_kernel(DepthwiseConv2d, size), lambda axis, side, stage: axis.conv(size, 1), large_kernel=True)
+
+
+MIXERS = {
+    "wbmm": Mixer(_wbmm),
+    "wbmm_hier": Mixer(_wbmm),  # with windows of its own: `resolve`
+    "dw13_reparam": Mixer(
+        _kernel(DilatedReparamConv2d, 13), lambda axis, side, stage: axis.conv(13, 1), large_kernel=True, fused="dw13"
+    ),
+    "slak": Mixer(_slak, lambda axis, side, stage: axis.conv(SLAK_KERNELS[stage], 1)),
+    # Without SE and with the narrower feed-forward part, its net is about as large as WBMM's.
+    "win_attn": Mixer(_windowed(WindowAttention2d), block={"ffn_ratio": 2.5, "se": False}),
+    "full": Mixer(_windowed(FullConnection2d)),
+    "no_shortcut": Mixer(_windowed(partial(WBMM2d, shortcut=False)), fused="wbmm"),
+    "parallel": Mixer(_windowed(ParallelWBMM2d), lambda axis, side, stage: axis.windows(side) | axis.conv(3, 1)),
+    "serial": Mixer(_windowed(SerialWBMM2d), lambda axis, side, stage: axis.windows(side).conv(3, 1)),
+    "half": Mixer(_windowed(HalfWBMM2d), lambda axis, side, stage: axis.windows(side) | axis.conv(3, 1)),
+}
+
+
+def find_mixer(name: str) -> Mixer:
+    """The operator of a name: one of `MIXERS`, or dwK for a KxK depthwise convolution."""
+    if str(name) in MIXERS:
+        return MIXERS[name]
+    kernel = re.fullmatch(r"dw([1-9]\d*)", str(name))
+    if kernel is None or int(kernel[1]) % 2 == 0:
+        raise ValueError(
+            f"mixer {name!r}: expected one of {', '.join(MIXERS)}, or a depthwise convolution of odd size, such as dw5"
+        )
+    return _depthwise(int(kernel[1]))
+
+
+def name_when_fused(name: str) -> str:
+    """The mixer that a fused one cannot be told from: branches of training are gone, a shortcut is in the table."""
+    return find_mixer(name).fused or name
+
+
+def resolve(name: str, windows: tuple[StageWindow, ...]) -> tuple[str, tuple[StageWindow, ...]]:
+    """A mixer and the windows of each stage, shorthands written out."""
+    find_mixer(name)
+    if name != "wbmm_hier":
+        return name, windows
+    own = parse_windows(HIER_WINDOWS)
+    if windows not in (own, parse_windows(7)):
+        raise ValueError(
+            f"mixer 'wbmm_hier' means windows {' '.join(map(str, own))}; those given are "
+            f"{' '.join(map(str, windows))}: leave window_size out, or take mixer='wbmm' with it"
+        )
+    return "wbmm", own
+
+
+def create_mixer(site: Site) -> nn.Module:
+    """The spatial mixer of one block of a pattern."""
+    if site.letter == "D":
+        return DepthwiseConv2d(site.dim, **site.factory)
+    mixer = find_mixer(site.mixer)
+    if site.large_kernel is not None and not mixer.large_kernel:
+        raise ValueError(
+            f"large_kernel {site.large_kernel!r} is for depthwise mixers such as 'dw13'; the mixer is {site.mixer!r}"
+        )
+    return mixer.build(site)
+
+
+def block_options(letter: str, mixer: str) -> dict:
+    """Options of the block that a mixer stands in, beside the family's."""
+    return {} if letter == "D" else find_mixer(mixer).block

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 import timm
 import torch
 import torch.nn as nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from .mixer import parse_mixer
+from .mixer import find_mixer
 from .pattern import StageWindow
 
 
@@ -24,7 +25,8 @@ def count_macs(model: nn.Module, size: tuple[int, int], in_chans: int = 3) -> di
     """
     device = next(model.parameters()).device
     counter = FlopCounterMode(display=False, depth=None)
-    with torch.no_grad(), counter:
+    # The counter knows attention as two batched products, not as the one kernel that a CPU has for it.
+    with torch.no_grad(), counter, sdpa_kernel(SDPBackend.MATH):
         model(torch.zeros(1, in_chans, *size, device=device, dtype=next(model.parameters()).dtype))
     root = type(model).__name__
     macs = {}
@@ -67,6 +69,10 @@ class Reach:
         starts = [i - i % side for i in range(len(self.low))]
         return self._see([(start, start + side - 1) for start in starts])
 
+    def __or__(self, other: "Reach") -> "Reach":
+        """What either of two maps of the same size sees."""
+        return Reach(list(map(min, self.low, other.low)), list(map(max, self.high, other.high)))
+
     def largest(self) -> int:
         return max(b - a + 1 for a, b in zip(self.low, self.high, strict=True))
 
@@ -78,16 +84,16 @@ def receptive_fields(
 
     Through convolutions and windows, clipped to the image; SE and GRN see the whole map besides.
     """
-    kernel = parse_mixer(mixer)
+    operator = find_mixer(mixer)
     reach = [Reach.of_input(side).conv(3, 2).conv(3, 2) for side in size]
     fields = [(reach[0].largest(), reach[1].largest())]
     for stage, (pattern, window) in enumerate(zip(patterns, windows, strict=True)):
         if stage:
             reach = [axis.conv(3, 2) for axis in reach]
         for letter in pattern:
-            if letter == "D" or kernel is not None:
-                reach = [axis.conv(3 if letter == "D" else kernel.size, 1) for axis in reach]
+            if letter == "D":
+                reach = [axis.conv(3, 1) for axis in reach]
             else:
-                reach = [axis.windows(side) for axis, side in zip(reach, window.size, strict=True)]
+                reach = [operator.reach(axis, side, stage) for axis, side in zip(reach, window.size, strict=True)]
         fields.append((reach[0].largest(), reach[1].largest()))
     return fields

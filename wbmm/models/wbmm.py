@@ -23,8 +23,8 @@ from wbmm.layers import Block
 from wbmm.zoo import ZooModel, load_zoo
 
 from .identify import explain_mismatch
-from .mixer import create_mixer, parse_mixer
-from .pattern import StageWindow, parse_pattern, parse_windows
+from .mixer import Site, block_options, create_mixer, resolve
+from .pattern import parse_pattern, parse_windows
 from .recompute import run_checkpointed
 from .released import convert_released
 from .state import find_state_dict
@@ -68,7 +68,6 @@ class Stage(nn.Module):
         in_chs: int,
         dim: int,
         pattern: str,
-        window: StageWindow,
         mixer_args: dict,
         ls_init_value: float | None,
         drop_path: Sequence[float],
@@ -83,10 +82,11 @@ class Stage(nn.Module):
         self.blocks = nn.Sequential(
             *(
                 Block(
-                    create_mixer(letter, dim, window, **mixer_args, **dd),
+                    create_mixer(Site(letter, dim, **mixer_args, factory=dd)),
                     dim,
                     ls_init_value=ls_init_value,
                     drop_path=rate,
+                    **block_options(letter, mixer_args["mixer"]),
                     **dd,
                 )
                 for letter, rate in zip(pattern, drop_path, strict=True)
@@ -112,8 +112,8 @@ class WBMM(nn.Module):
         pattern: blocks of each stage, a letter a block: `("DDD", "WDW", "(WD)x9", "WWW")`. W is WBMM, D a 3x3 depthwise
             convolution, M is WBMM with depthwise kernels beside it in training.
         window_size: one window, or one a stage: 7, (7, 14), or "14+7" for a hierarchical one.
-        mixer: what stands in W blocks: `wbmm`; `dw5`, a plain 5x5 depthwise convolution, or one of another odd size (in
-            M blocks too); `dw13_rep`, UniRepLKNet's, with dilated branches in training.
+        mixer: what stands in W blocks: `wbmm`, or one of the operators that the paper compares it with (in M blocks
+            too), such as `dw5`, `dw13_reparam`, `slak` or `win_attn`; `wbmm.models.mixer` has them all.
         padding_mode: how maps are padded to whole windows: `zeros`, `reflect`, `replicate`.
         large_kernel: `implicit_gemm` to run a depthwise mixer by the large-kernel CUDA package.
         ls_init_value: initial layer scale; None for none.
@@ -142,9 +142,9 @@ class WBMM(nn.Module):
         dd = {"device": device, "dtype": dtype}
         super().__init__()
         patterns = parse_pattern(pattern, depths)
-        if parse_mixer(mixer) is not None:  # the kernels of M blocks are WBMM's
+        mixer, windows = resolve(mixer, parse_windows(window_size))
+        if mixer != "wbmm":  # the kernels of M blocks are WBMM's
             patterns = tuple(stage.replace("M", "W") for stage in patterns)
-        windows = parse_windows(window_size)
         if len(dims) != len(patterns) or any(dim % 8 for dim in dims):
             raise ValueError(
                 f"dims {tuple(dims)!r}: expected {len(patterns)} multiples of 8, such as (40, 80, 160, 320)"
@@ -165,8 +165,7 @@ class WBMM(nn.Module):
                     dims[max(i - 1, 0)],
                     dim,
                     patterns[i],
-                    windows[i],
-                    mixer_args,
+                    {"stage": i, "window": windows[i], **mixer_args},
                     ls_init_value,
                     rates[i],
                     downsample=i > 0,
