@@ -5,6 +5,7 @@ from .checkpoint import load_weights
 from .deploy.files import load_model, save_model
 from .deploy.fuse import fuse
 from .layers import HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
+from .replace import replace_depthwise
 from .version import __version__
 
 __all__ = [
@@ -16,5 +17,6 @@ __all__ = [
     "load_model",
     "load_weights",
     "models",
+    "replace_depthwise",
     "save_model",
 ]

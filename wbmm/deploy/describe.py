@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wbmm.checkpoint import identify
 from wbmm.layers import Block, FusedBlock
-from wbmm.layers.fused import DenseWBMM2d
+from wbmm.layers.fused import CompactMixer, DenseWBMM2d
 from wbmm.layers.window import WindowLayer
 from wbmm.models.pattern import StageWindow, parse_pattern, parse_windows
 from wbmm.models.state import CheckpointError
@@ -147,7 +147,7 @@ def form_of(model: nn.Module) -> str:
     modules = list(model.modules())
     if any(isinstance(module, DenseWBMM2d) for module in modules):
         return "dense"
-    return "compact" if any(isinstance(module, FusedBlock) for module in modules) else "training"
+    return "compact" if any(isinstance(module, FusedBlock | CompactMixer) for module in modules) else "training"
 
 
 def card_of(model: nn.Module) -> ModelCard:

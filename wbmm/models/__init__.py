@@ -1,5 +1,6 @@
-"""Model families, registered with timm on import."""
+"""The family and the baselines, registered with timm on import."""
 
+from .convnext import ConvNeXtWBMM
 from .wbmm import WBMM
 
-__all__ = ["WBMM"]
+__all__ = ["WBMM", "ConvNeXtWBMM"]

@@ -2,7 +2,8 @@
 
 The stem is group 0, stage 1 group 1, stage 2 group 2; stage 3 has a group for each three of its blocks, from 3 on;
 stage 4 is the last group, and whatever is not in the backbone (heads) lies one above it. A downsampling layer belongs
-to the first group of the stage that it leads into.
+to the first group of the stage that it leads into. Names are those of a model (`stages.2.blocks.5.`) or of timm's
+feature extractors, which write the first level with an underscore (`stages_2.blocks.5.`).
 """
 
 import math
@@ -12,7 +13,8 @@ from collections.abc import Sequence
 __all__ = ["layer_group", "layer_scale", "num_groups"]
 
 BLOCKS_PER_GROUP = 3
-_STAGE = re.compile(r"stages\.([0-3])\.(?:blocks\.(\d+)\.|downsample\.)")
+_STEM = re.compile(r"stem[._]")
+_STAGE = re.compile(r"stages[._]([0-3])\.(?:blocks\.(\d+)\.|downsample\.)")
 
 
 def num_groups(depths: Sequence[int]) -> int:
@@ -26,8 +28,8 @@ def layer_group(name: str, depths: Sequence[int], groups: int | None = None) -> 
     """The group of a parameter.
 
     Args:
-        name: The parameter's name in the WBMM model, such as `stages.2.blocks.5.ffn.fc1.weight`. Any other name counts
-            as part of a head.
+        name: The parameter's name in the model, such as `stages.2.blocks.5.ffn.fc1.weight`. Any other name counts as
+            part of a head.
         depths: Blocks of each stage.
         groups: The number of the last group; at least, and when not given, `num_groups(depths)`.
     """
@@ -36,7 +38,7 @@ def layer_group(name: str, depths: Sequence[int], groups: int | None = None) -> 
         groups = least
     if groups < least:
         raise ValueError(f"{groups} layer groups are too few for depths {tuple(depths)!r}; use {least} or more")
-    if name.startswith("stem."):
+    if _STEM.match(name):
         return 0
     match = _STAGE.match(name)
     if match is None:
