@@ -9,6 +9,7 @@ from wbmm.models.layer_groups import layer_group, layer_scale, num_groups
 __all__ = ["LayerDecayConstructor"]
 
 _BACKBONE = "backbone."
+_BODY = "body."  # the model inside a TimmBackbone
 
 
 class LayerDecayConstructor(DefaultOptimWrapperConstructor):
@@ -34,13 +35,16 @@ class LayerDecayConstructor(DefaultOptimWrapperConstructor):
         """Appends the groups of a whole model to `params`."""
         depths = getattr(getattr(module, "backbone", None), "depths", None)
         if depths is None:
-            raise ValueError(f"layer decay needs a model with a backbone of ours; {type(module).__name__} has none")
+            raise ValueError(
+                "layer decay needs a model with a backbone of ours, in stages of blocks; "
+                f"{type(module).__name__} has none"
+            )
         rate, last = self.paramwise_cfg["decay_rate"], self.paramwise_cfg.get("groups") or num_groups(depths)
         groups: dict[tuple[int, bool], dict] = {}
         for name, parameter in module.named_parameters():
             if not parameter.requires_grad:
                 continue
-            inner = name.removeprefix(_BACKBONE) if name.startswith(_BACKBONE) else "head"
+            inner = name.removeprefix(_BACKBONE).removeprefix(_BODY) if name.startswith(_BACKBONE) else "head"
             layer, decay = layer_group(inner, depths, last), parameter.ndim > 1 and not name.endswith(".bias")
             scale = layer_scale(inner, depths, rate, last)
             group = groups.setdefault(

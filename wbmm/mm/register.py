@@ -10,8 +10,10 @@ from .backbone import WBMMBackbone
 from .hooks import BroadcastBuffersHook, LabelRangeHook
 from .layer_decay import LayerDecayConstructor
 from .storage import ATOMIC, AtomicBackend
+from .timm_backbone import TimmBackbone
 
 MODELS.register_module(module=WBMMBackbone)
+MODELS.register_module(module=TimmBackbone)
 OPTIM_WRAPPER_CONSTRUCTORS.register_module(module=LayerDecayConstructor, name="WBMMLayerDecay")
 HOOKS.register_module(module=LabelRangeHook)
 HOOKS.register_module(module=BroadcastBuffersHook)
