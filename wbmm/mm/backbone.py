@@ -15,11 +15,11 @@ from wbmm.zoo import load_zoo
 
 from .pretrained import load_pretrained
 
-__all__ = ["WBMMBackbone"]
+__all__ = ["WBMMBackbone", "check_indices", "check_init"]
 
 
 class WBMMBackbone(WBMM):
-    """WBMM without its classifier; gives a tuple of maps with strides 4, 8, 16 and 32.
+    """WBMM without its classifier; gives a tuple of maps with strides 4, 8, 16 and 32, in NCHW memory.
 
     Args:
         arch: a model of the zoo, such as `wbmm_t_hier`. What is given beside it comes in place of its own.
@@ -70,14 +70,14 @@ class WBMMBackbone(WBMM):
             drop_path_rate=drop_path_rate,
             **_architecture(arch, {key: value for key, value in given.items() if value is not None}),
         )
-        self.out_indices = _check_indices(out_indices)
+        self.out_indices = check_indices(out_indices)
         if not -1 <= frozen_stages <= len(self.stages):
             raise ValueError(f"frozen_stages {frozen_stages}: expected -1 (none), 0 (the stem) or 1 to 4 (stages)")
         if form not in ("training", *FORMS):
             raise ValueError(f"form {form!r}: expected 'training', 'compact' or 'dense'")
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
-        self.init_cfg = _check_init(init_cfg)
+        self.init_cfg = check_init(init_cfg)
 
         # Parameters without a gradient would stop DistributedDataParallel: neither the head nor late stages remain.
         self.head = nn.Identity()
@@ -132,7 +132,10 @@ class WBMMBackbone(WBMM):
                 "the training checkpoint, or call eval() for inference"
             )
         maps = self.forward_intermediates(x, indices=list(self.out_indices), intermediates_only=True)
-        return tuple(getattr(self, f"norm{i}")(part) for i, part in zip(self.out_indices, maps, strict=True))
+        # mmcv's operators, RoIAlign among them, take any memory for NCHW: channels-last maps would be misread silently.
+        return tuple(
+            getattr(self, f"norm{i}")(part).contiguous() for i, part in zip(self.out_indices, maps, strict=True)
+        )
 
 
 def _architecture(arch: str | None, given: dict) -> dict:
@@ -150,14 +153,14 @@ def _architecture(arch: str | None, given: dict) -> dict:
     return {**own, **given}
 
 
-def _check_indices(indices: Sequence[int]) -> tuple[int, ...]:
+def check_indices(indices: Sequence[int]) -> tuple[int, ...]:
     indices = tuple(indices)
     if not indices or list(indices) != sorted(set(indices)) or indices[0] < 0 or indices[-1] > 3:
         raise ValueError(f"out_indices {indices!r}: expected increasing numbers from 0 to 3, such as (0, 1, 2, 3)")
     return indices
 
 
-def _check_init(init_cfg: dict | None) -> dict | None:
+def check_init(init_cfg: dict | None) -> dict | None:
     if not init_cfg:
         return None
     if init_cfg.get("type") != "Pretrained" or not init_cfg.get("checkpoint"):

@@ -60,7 +60,7 @@ def load_pretrained(
         resize_tables: interpolate tables whose window differs.
     """
     path = fetch(checkpoint)
-    state_dict = _read(path, prefix)
+    state_dict = read_weights(path, prefix)
     own = {key: value for key, value in backbone.state_dict().items() if not key.endswith("num_batches_tracked")}
     needed = [key for key in own if not _OUTPUT_NORM.fullmatch(key)]
     present = [key for key in own if key in state_dict]
@@ -75,10 +75,10 @@ def load_pretrained(
     interpolated = {key for key in own if resize_tables and key.endswith("local_table")}  # from zero, where missing
     fresh = {k: v for k, v in backbone.state_dict().items() if k not in matched and k not in interpolated}
     load_weights(backbone, {**{key: state_dict[key] for key in matched}, **fresh}, resize_tables=resize_tables)
-    return _report(path, matched, own, state_dict)
+    return report(path, matched, own, state_dict)
 
 
-def _read(path: Path, prefix: str | None) -> dict[str, Tensor]:
+def read_weights(path: Path, prefix: str | None) -> dict[str, Tensor]:
     """The backbone's part of a file, in our names."""
     try:
         state_dict = find_state_dict(safe_load(path))
@@ -98,7 +98,7 @@ def _fits(key: str, value: Tensor, own: Tensor, resize_tables: bool) -> bool:
     return value.shape == own.shape or (resize_tables and key.endswith("table") and value.shape[0] == own.shape[0])
 
 
-def _report(path: Path, matched: list[str], own: dict[str, Tensor], state_dict: dict[str, Tensor]) -> str:
+def report(path: Path, matched: list[str], own: dict[str, Tensor], state_dict: dict[str, Tensor]) -> str:
     missing = [key for key in own if key not in matched]
     unexpected = [key for key in state_dict if key not in own and not key.endswith("num_batches_tracked")]
     lines = [f"the backbone starts from {path}: {len(matched)} of {len(own)} tensors match"]
