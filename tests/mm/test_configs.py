@@ -18,6 +18,9 @@ ROOT = Path(__file__).parents[2]
 # Parameters in M in training form, the paper's and measured. By our arithmetic the hierarchical tables add 2.0 and 2.4.
 PARAMETERS = {"t-dense": (62, 61.8), "s-dense": (87, 87.4), "t-hier": (66, 63.8), "s-hier": (92, 89.7)}
 SEGMENTATION = sorted((ROOT / "configs" / "ade20k").glob("*.py"))
+# Whole detectors in M in training form, the paper's and measured.
+DETECTORS = {"t-dense": (89, 88.5), "s-dense": (113, 113.1), "t-hier": (92, 90.5), "s-hier": (118, 115.4)}
+DETECTION = sorted((ROOT / "configs" / "coco").glob("*.py"))
 
 
 def build_on_meta(cfg):
@@ -34,6 +37,7 @@ def groups_of(cfg, model):
 
 def test_there_are_some():
     assert len(SEGMENTATION) == 5
+    assert len(DETECTION) == 7
 
 
 @pytest.mark.parametrize("path", SEGMENTATION, ids=lambda path: path.stem)
@@ -63,6 +67,47 @@ def test_segmentation(path):
     with DefaultScope.overwrite_default_scope("mmseg"):
         for pipeline in (cfg.train_pipeline, cfg.test_pipeline, cfg.tta_pipeline):
             assert Compose(pipeline).transforms
+
+
+@pytest.mark.parametrize("path", DETECTION, ids=lambda path: path.stem)
+def test_detection(path):
+    pytest.importorskip("mmdet")
+    from mmcv.transforms import Compose
+
+    cfg = Config.fromfile(path)
+    arch, head, schedule, _ = path.stem.split("_")
+    cascade = head == "cascade-mask-rcnn"
+    assert cfg.model.backbone.arch == arch.replace("-", "_")
+    model = build_on_meta(cfg)
+    boxes = list(model.roi_head.bbox_head) if cascade else [model.roi_head.bbox_head]
+    assert len(boxes) == (3 if cascade else 1)
+    assert {part.num_classes for part in boxes} == {len(cfg.get("classes", range(80)))}
+    assert model.backbone.stages[0].grad_checkpointing == (arch != "wbmm-a")
+    if cascade:
+        paper, measured = DETECTORS[arch.removeprefix("wbmm-")]
+        count = sum(p.numel() for p in model.parameters()) / 1e6
+        assert round(count, 1) == measured
+        assert "hier" in arch or round(count + 0.01) == paper
+        assert all(type(m).__name__ == "SyncBatchNorm" for b in boxes for m in b.modules() if "Norm" in str(type(m)))
+        assert [part.bbox_coder.stds[3] for part in boxes] == [0.2, 0.1, 0.067]
+        assert all(part.reg_decoded_bbox and not part.reg_class_agnostic for part in boxes)
+        assert {(type(part.loss_bbox).__name__, part.loss_bbox.loss_weight) for part in boxes} == {("GIoULoss", 10.0)}
+        assert cfg.model.backbone.drop_path_rate == (0.3 if "-t-" in path.stem else 0.5)
+    per_gpu, length = schedule.split("xb")[1].split("-")
+    assert cfg.train_dataloader.batch_size == int(per_gpu)
+    epochs = {"3x": 36, "1x": 12, "12e": 12}[length]
+    assert cfg.train_cfg.max_epochs == epochs == cfg.param_scheduler[-1].end
+    assert cfg.param_scheduler[-1].milestones == ([27, 33] if epochs == 36 else [8, 11])
+    groups = groups_of(cfg, model)
+    last = 5 if arch == "wbmm-a" else 12
+    assert max(g["layer"] for g in groups) == last + 1
+    assert min(g["lr_scale"] for g in groups) == pytest.approx(0.8 ** (last + 1))
+    assert cfg.val_evaluator.ann_file == cfg.val_dataloader.dataset.data_root + cfg.val_dataloader.dataset.ann_file
+    with DefaultScope.overwrite_default_scope("mmdet"):
+        for pipeline in (cfg.train_dataloader.dataset.pipeline, cfg.test_dataloader.dataset.pipeline):
+            assert Compose(pipeline).transforms
+    augmentation = [step.type for step in cfg.train_dataloader.dataset.pipeline]
+    assert ("RandomChoice" in augmentation) == cascade
 
 
 def test_sync_bn_becomes_bn_in_place():
