@@ -20,6 +20,7 @@ COMMANDS = {
     "predict": ("wbmm.deploy.predict", "classes of images, from any form of a model file"),
     "eval": ("wbmm.deploy.evaluate", "accuracy on a labelled folder, of any form of a model file"),
     "segment": ("wbmm.mm.segment", "pictures with the classes of their pixels in colour, and a legend"),
+    "detect": ("wbmm.mm.detect", "pictures with boxes, masks, labels and scores; COCO's results in JSON"),
     "bench": ("wbmm.bench.command", "speed of models, side by side in one run"),
     "demo": ("wbmm.demo", "the main job end to end, on this machine"),
 }

@@ -172,3 +172,17 @@ def test_registered_once_and_seen_by_both(scope):
     assert "WBMMBackbone" not in registry.module_dict
     assert mmengine.registry.MODELS.module_dict["WBMMBackbone"] is WBMMBackbone
     assert isinstance(registry.build({"type": "WBMMBackbone", **NARROW}), WBMMBackbone)
+
+
+def test_maps_that_mmcvs_operators_can_read():
+    """They take any memory for NCHW, so a channels-last map would give wrong values without an error."""
+    ops = pytest.importorskip("mmcv.ops")
+    from torchvision.ops import roi_align
+
+    boxes = torch.tensor([[0.0, 5, 5, 40, 50], [1, 20, 8, 60, 30]])
+    images = torch.randn(2, 3, 64, 64).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        first = backbone()(images)[0]
+    expected = roi_align(first, boxes, 7, 0.25, 0, aligned=True)
+    torch.testing.assert_close(ops.RoIAlign(7, 0.25, 0)(first, boxes), expected)
+    assert not torch.allclose(ops.RoIAlign(7, 0.25, 0)(first.to(memory_format=torch.channels_last), boxes), expected)

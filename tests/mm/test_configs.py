@@ -33,6 +33,18 @@ ARCHITECTURES = {"convnext-t": "convnext_tiny", "convnext-t-wbmm": "convnext_tin
 LAYER_DECAY = {"wbmm-t": (1.0, 9), "wbmm-s": (0.9, 12), "unireplknet-t": (1.0, 9), "unireplknet-s": (0.9, 12)}
 LAYER_DECAY["convnext-t"] = (0.9, 6)
 SEGMENTATION = sorted((ROOT / "configs" / "ade20k").glob("*.py"))
+# Whole detectors in M, the paper's and measured in training form; the differences are those of segmentors.
+DETECTORS = {
+    "wbmm-t-dense": (89, 88.5),
+    "wbmm-s-dense": (113, 113.1),
+    "wbmm-t-hier": (92, 90.5),
+    "wbmm-s-hier": (118, 115.4),
+    "unireplknet-t": (89, 89.1),
+    "unireplknet-s": (113, 113.8),
+    "convnext-t": (None, 85.9),
+    "convnext-t-wbmm": (None, 86.4),
+}
+DETECTION = sorted((ROOT / "configs" / "coco").glob("*.py"))
 
 
 def build_on_meta(cfg):
@@ -49,6 +61,7 @@ def groups_of(cfg, model):
 
 def test_there_are_some():
     assert len(SEGMENTATION) == 9
+    assert len(DETECTION) == 11
 
 
 @pytest.mark.parametrize("path", SEGMENTATION, ids=lambda path: path.stem)
@@ -78,6 +91,49 @@ def test_segmentation(path):
     with DefaultScope.overwrite_default_scope("mmseg"):
         for pipeline in (cfg.train_pipeline, cfg.test_pipeline, cfg.tta_pipeline):
             assert Compose(pipeline).transforms
+
+
+@pytest.mark.parametrize("path", DETECTION, ids=lambda path: path.stem)
+def test_detection(path):
+    pytest.importorskip("mmdet")
+    from mmcv.transforms import Compose
+
+    cfg = Config.fromfile(path)
+    arch, head, schedule, _ = path.stem.split("_")
+    cascade = head == "cascade-mask-rcnn"
+    assert cfg.model.backbone.arch == ARCHITECTURES.get(arch, arch.replace("-", "_"))
+    model = build_on_meta(cfg)
+    boxes = list(model.roi_head.bbox_head) if cascade else [model.roi_head.bbox_head]
+    assert len(boxes) == (3 if cascade else 1)
+    assert {part.num_classes for part in boxes} == {len(cfg.get("classes", range(80)))}
+    assert cfg.model.backbone.with_cp == (arch != "wbmm-a")
+    if cascade:
+        paper, measured = DETECTORS[arch]
+        count = sum(p.numel() for p in model.parameters()) / 1e6
+        assert round(count, 1) == measured
+        assert arch in EXPLAINED or round(count) == paper
+        assert all(type(m).__name__ == "SyncBatchNorm" for b in boxes for m in b.modules() if "Norm" in str(type(m)))
+        assert [part.bbox_coder.stds[3] for part in boxes] == [0.2, 0.1, 0.067]
+        assert all(part.reg_decoded_bbox and not part.reg_class_agnostic for part in boxes)
+        assert {(type(part.loss_bbox).__name__, part.loss_bbox.loss_weight) for part in boxes} == {("GIoULoss", 10.0)}
+        drop_path = {"wbmm-t": 0.3, "wbmm-s": 0.5, "unireplknet-t": 0.3, "unireplknet-s": 0.5, "convnext-t": 0.4}
+        assert cfg.model.backbone.drop_path_rate == drop_path["-".join(arch.split("-")[:2])]
+    per_gpu, length = schedule.split("xb")[1].split("-")
+    assert cfg.train_dataloader.batch_size == int(per_gpu)
+    epochs = {"3x": 36, "1x": 12, "12e": 12}[length]
+    assert cfg.train_cfg.max_epochs == epochs == cfg.param_scheduler[-1].end
+    assert cfg.param_scheduler[-1].milestones == ([27, 33] if epochs == 36 else [8, 11])
+    groups = groups_of(cfg, model)
+    last = 5 if arch == "wbmm-a" else 6 if arch.startswith("convnext") else 12
+    rate = 0.7 if arch.startswith("convnext") else 0.8
+    assert max(g["layer"] for g in groups) == last + 1
+    assert min(g["lr_scale"] for g in groups) == pytest.approx(rate ** (last + 1))
+    assert cfg.val_evaluator.ann_file == cfg.val_dataloader.dataset.data_root + cfg.val_dataloader.dataset.ann_file
+    with DefaultScope.overwrite_default_scope("mmdet"):
+        for pipeline in (cfg.train_dataloader.dataset.pipeline, cfg.test_dataloader.dataset.pipeline):
+            assert Compose(pipeline).transforms
+    augmentation = [step.type for step in cfg.train_dataloader.dataset.pipeline]
+    assert ("RandomChoice" in augmentation) == cascade
 
 
 def test_sync_bn_becomes_bn_in_place():

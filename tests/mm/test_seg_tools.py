@@ -13,6 +13,7 @@ pytest.importorskip("mmseg")
 
 import wbmm
 from tests.mm.helpers import Bomb
+from tests.mm.released import released_names
 from tests.mm.shapes import write_config, write_shapes
 from wbmm import cli
 from wbmm.mm import hooks
@@ -76,7 +77,7 @@ def evaluate(config, checkpoint, work_dir, *options):
     from wbmm.mm.test import add_arguments
 
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_arguments(parser, "seg")
     argv = [str(config), str(checkpoint), "--work-dir", str(work_dir), *options]
     return run_test("seg", parser.parse_args(argv))
 
@@ -168,26 +169,6 @@ def test_a_released_segmentor_loads(trained, config, tmp_path):
     model = build_segmentor(config, tmp_path / "released.pth")
     torch.testing.assert_close(dict(model.state_dict()), dict(state_dict))
     assert model.dataset_meta == {"classes": ["a"]}
-
-
-def released_names(state_dict):
-    """Our names of a training-form segmentor turned into the released ones."""
-    from tests.reference import released_state_dict
-    from wbmm.models.released import convert_released
-
-    marker = {"downsample_layers.0.0.weight": torch.zeros(1)}
-    names = {}
-    for key, value in released_state_dict("wbmm_t_dense").items():
-        for ours in convert_released({key: value, **marker}):
-            names[ours] = key if ours != "stem.conv1.weight" else "downsample_layers.0.0.weight"
-    renamed = {}
-    for key, value in state_dict.items():
-        inner = key.removeprefix("backbone.")
-        if key.startswith("backbone.") and inner in names:
-            value = value[:, :, None, None] if ".se." in inner and inner.endswith("weight") else value
-            key = f"backbone.{names[inner]}"
-        renamed[key] = value
-    return renamed
 
 
 class TestErrors:

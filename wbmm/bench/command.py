@@ -3,7 +3,13 @@
 import argparse
 import importlib
 
-BENCHES = {"model": "wbmm.bench.models", "runtime": "wbmm.bench.runtime", "seg": "wbmm.bench.seg"}
+BENCHES = {
+    "model": "wbmm.bench.models",
+    "runtime": "wbmm.bench.runtime",
+    "seg": "wbmm.bench.seg",
+    "det": "wbmm.bench.det",
+    "memory": "wbmm.bench.memory",
+}
 EXAMPLE = "wbmm bench model wbmm_t:compact convnext_tiny --batch 1 16"
 
 

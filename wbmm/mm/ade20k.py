@@ -2,7 +2,6 @@
 
 import argparse
 import sys
-import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,9 @@ from PIL import Image
 
 from wbmm.deploy.images import progress_bar
 
-__all__ = ["check_folder", "main", "unpack"]
+from .archive import unpack
+
+__all__ = ["check_folder", "main"]
 
 NAME = "ADEChallengeData2016"
 CLASSES = 150
@@ -27,41 +28,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         if args.archive is not None:
-            unpack(args.archive, args.root)
+            unpack(args.archive, args.root, {NAME})
         print(check_folder(args.root, everything=args.all, counts=None if args.any_count else COUNTS))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     return 0
-
-
-def unpack(archive: Path, root: Path) -> None:
-    """Unpacks the archive's images and annotations; members that would leave the folder are refused."""
-    if not archive.is_file():
-        raise ValueError(f"{archive}: there is no such file")
-    target = root / NAME
-    if target.exists():
-        raise ValueError(f"{target} is there already; without --archive it is checked")
-    try:
-        with zipfile.ZipFile(archive) as file:
-            members = [m for m in file.namelist() if m.startswith(f"{NAME}/")]
-            if not members:
-                raise ValueError(
-                    f"{archive} holds no folder {NAME}: it is not the archive of the scene parsing challenge"
-                )
-            bad = [m for m in members if ".." in Path(m).parts]
-            if bad:
-                raise ValueError(f"{archive}: {bad[0]} would be written outside the folder; refused")
-            root.mkdir(parents=True, exist_ok=True)
-            partial = root / f".{NAME}.partial"  # whole under its own name, or not there
-            with progress_bar(len(members), "unpacking") as advance:
-                for member in members:
-                    file.extract(member, partial)
-                    advance(1)
-            (partial / NAME).rename(target)
-            partial.rmdir()
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"{archive} is not a readable zip file, perhaps truncated ({error})") from None
 
 
 def check_folder(root: Path, everything: bool = False, counts: dict[str, int] | None = None, sample: int = 200) -> str:

@@ -1,5 +1,6 @@
 """Segmentors and detectors from a configuration and a checkpoint, ready for inference or export."""
 
+import importlib
 from pathlib import Path
 
 import torch.nn as nn
@@ -15,7 +16,7 @@ from .device import without_sync_bn
 from .require import require
 from .safety import close_doors, read_checkpoint
 
-__all__ = ["build_detector", "build_model", "build_segmentor", "load_config", "load_strictly"]
+__all__ = ["build_detector", "build_model", "build_segmentor", "dataset_meta", "load_config", "load_strictly"]
 
 
 def build_segmentor(config: str | Path | Config, checkpoint: str | Path | None = None, fuse: str | None = None):
@@ -73,6 +74,19 @@ def build_model(
     if fuse is not None:
         model = fuse_model(model, fuse)
     return model
+
+
+def dataset_meta(model: nn.Module) -> dict:
+    """Names (`classes`) and colours (`palette`) of a built model: its checkpoint's, or those of its test data."""
+    if getattr(model, "dataset_meta", None):
+        return model.dataset_meta
+    dataset = (model.cfg.get("test_dataloader") or {}).get("dataset") or {}
+    if dataset.get("metainfo"):
+        return dataset["metainfo"]
+    scope = model.cfg.get("default_scope")
+    with DefaultScope.overwrite_default_scope(scope):
+        registry = importlib.import_module(f"{scope}.registry")
+        return getattr(registry.DATASETS.get(dataset.get("type", "")), "METAINFO", None) or {}
 
 
 def _dataset_meta(contents: dict) -> dict | None:

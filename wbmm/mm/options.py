@@ -14,7 +14,7 @@ LAUNCHERS = ("none", "pytorch", "slurm", "mpi")
 
 
 def add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", help="a configuration, e.g. configs/ade20k/wbmm-t-hier_upernet_*.py")
+    parser.add_argument("config", help="a configuration, such as those of configs/ade20k and configs/coco")
     parser.add_argument("--work-dir", help="output folder; work_dirs/NAME OF THE CONFIGURATION when not given")
     parser.add_argument("--data-root", help="where the data are, in place of what the configuration says")
     parser.add_argument(

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from wbmm.deploy.atomic import atomic_path, check_target
+from wbmm.deploy.atomic import atomic_path
 from wbmm.deploy.images import FileSource, progress_bar
 from wbmm.deploy.photos import find_images
 from wbmm.train.data.sources import BadImage
 
 from .overlay import class_colours, overlay
+from .targets import picture_targets
 
 __all__ = ["EXAMPLE", "Segmenter", "add_arguments", "open_segmenter", "run"]
 
@@ -67,10 +68,10 @@ def _open_checkpoint(model: str, config: Path, fuse: bool, device: str) -> Segme
     from mmengine.registry import DefaultScope
     from mmseg.apis import inference_model
 
-    from .build import build_segmentor
+    from .build import build_segmentor, dataset_meta
 
     net = build_segmentor(config, model, fuse="compact" if fuse else None).to(device)
-    meta = net.dataset_meta or _data_set_meta(net.cfg) or {}
+    meta = dataset_meta(net)
     count = net.decode_head.num_classes
     classes = list(meta.get("classes") or [f"class {number}" for number in range(count)])
 
@@ -80,19 +81,6 @@ def _open_checkpoint(model: str, config: Path, fuse: bool, device: str) -> Segme
             return inference_model(net, bgr).pred_sem_seg.data[0].cpu().numpy()
 
     return Segmenter(labels, classes, meta.get("palette"))
-
-
-def _data_set_meta(cfg) -> dict | None:
-    """The names and colours of the data set that a configuration tests on."""
-    from mmengine.registry import DefaultScope
-    from mmseg.registry import DATASETS
-
-    dataset = (cfg.get("test_dataloader") or {}).get("dataset") or {}
-    if dataset.get("metainfo"):
-        return dataset["metainfo"]
-    with DefaultScope.overwrite_default_scope("mmseg"):
-        found = DATASETS.get(dataset.get("type", ""))
-    return getattr(found, "METAINFO", None)
 
 
 def _open_exported(model: str, device: str) -> Segmenter:
@@ -118,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     if not 0 <= args.opacity <= 1:
         raise ValueError(f"--opacity {args.opacity}: give a number from 0 to 1")
     source = FileSource(find_images(args.images))
-    targets = _targets(args, source.paths)
+    targets = picture_targets(args.out, source.paths, args.force)
     segmenter = open_segmenter(args.model, args.config, args.fuse, args.device)
     bad = 0
     with progress_bar(len(source), "images") as advance:
@@ -133,22 +121,6 @@ def run(args: argparse.Namespace) -> int:
             advance(1)
     print(f"{len(source) - bad} pictures in {args.out}" + (f"; {bad} could not be read" if bad else ""))
     return 1 if bad else 0
-
-
-def _targets(args: argparse.Namespace, paths: list[Path]) -> list[Path]:
-    """A picture for each image, all checked before the work starts; equal names get a number."""
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"cannot make the folder {args.out}: {error.strerror}") from None
-    taken: dict[str, int] = {}
-    targets = []
-    for path in paths:
-        number = taken[path.stem] = taken.get(path.stem, 0) + 1
-        targets.append(args.out / f"{path.stem}{f'-{number}' if number > 1 else ''}.png")
-    for target in targets:
-        check_target(target, args.force)
-    return targets
 
 
 def _write(image: Image.Image, segmenter: Segmenter, target: Path, args: argparse.Namespace) -> None:

@@ -4,17 +4,20 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from .metrics import prefer_fast_metrics
 from .require import require
 
 __all__ = ["main", "test"]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser, extra: str) -> None:
     from .options import add_common_arguments
 
     add_common_arguments(parser)
     parser.add_argument("checkpoint", help="of a runner, released, or fused by `wbmm reparam`")
-    parser.add_argument("--tta", action="store_true", help="multi-scale testing with flips, as the configuration says")
+    if extra == "seg":
+        help_tta = "multi-scale testing with flips, as the configuration says"
+        parser.add_argument("--tta", action="store_true", help=help_tta)
     parser.add_argument(
         "--fuse", nargs="?", const="compact", choices=("compact", "dense"), help="fuse the backbone after loading"
     )
@@ -24,9 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(extra: str, argv: Sequence[str] | None = None) -> int:
     """The testing tool of an extra: `seg` or `det`."""
     try:
+        prefer_fast_metrics(extra)
         require(extra)
         parser = argparse.ArgumentParser(prog=f"test_{extra}")
-        add_arguments(parser)
+        add_arguments(parser, extra)
         test(extra, parser.parse_args(argv))
     except (ValueError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -52,7 +56,8 @@ def test(extra: str, args: argparse.Namespace) -> dict:
     scope = {"seg": "mmseg", "det": "mmdet"}[extra]
     prepare_device(cfg)
     model = build_model(cfg, scope, args.checkpoint, args.fuse)
-    if args.tta:
+    tta = getattr(args, "tta", False)
+    if tta:
         _use_tta(cfg)
         with DefaultScope.overwrite_default_scope(scope):
             model = MODELS.build({**cfg.tta_model, "module": model})
@@ -61,7 +66,7 @@ def test(extra: str, args: argparse.Namespace) -> dict:
     runner = Runner(model=model, cfg=cfg, **{name: cfg[name] for name in names if cfg.get(name) is not None})
     metrics = runner.test()
     form = args.fuse or getattr(getattr(model, "module", model).backbone, "form", "training")
-    how = "multi-scale with flips" if args.tta else "single scale"
+    how = "multi-scale with flips" if tta else "single scale"
     figures = ", ".join(f"{key} {value:.4g}" for key, value in metrics.items())
     print_log(f"{args.checkpoint}, {form} form, {how}: {figures}", logger="current")
     return metrics

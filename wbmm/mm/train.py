@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from .metrics import prefer_fast_metrics
 from .require import require
 
 __all__ = ["main", "train"]
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(extra: str, argv: Sequence[str] | None = None) -> int:
     """The training tool of an extra: `seg` or `det`. What the user can mend ends it with one message and code 2."""
     try:
+        prefer_fast_metrics(extra)
         require(extra)
         parser = argparse.ArgumentParser(prog=f"train_{extra}")
         add_arguments(parser)
@@ -90,7 +92,14 @@ def _prepare_segmentation(cfg) -> str | None:
     return check_segmentation_data(cfg) if int(os.environ.get("RANK", 0)) == 0 else None
 
 
-_PREPARE: dict[str, Callable] = {"seg": _prepare_segmentation}
+def _prepare_detection(cfg) -> str | None:
+    """In the first process, looks at the data before training."""
+    from .data import check_detection_data
+
+    return check_detection_data(cfg) if int(os.environ.get("RANK", 0)) == 0 else None
+
+
+_PREPARE: dict[str, Callable] = {"seg": _prepare_segmentation, "det": _prepare_detection}
 
 
 def _prefixed(text: str) -> str:

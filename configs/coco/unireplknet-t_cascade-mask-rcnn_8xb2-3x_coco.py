@@ -1,0 +1,4 @@
+_base_ = ["./wbmm-t-dense_cascade-mask-rcnn_8xb2-3x_coco.py"]
+
+# The zoo lists no weights: name a released training checkpoint here, or what training unireplknet_t on ImageNet writes.
+model = dict(backbone=dict(arch="unireplknet_t", init_cfg=dict(checkpoint="runs/unireplknet_t/best.pt")))

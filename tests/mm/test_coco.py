@@ -1,0 +1,142 @@
+"""`tools/prepare_coco.py`: what is wrong with data in COCO's format is found before training."""
+
+import json
+import zipfile
+
+import pytest
+from PIL import Image
+
+pytest.importorskip("pycocotools")
+
+from tests.mm.objects import CATEGORIES, write_objects
+from wbmm.mm.coco import check_annotations
+from wbmm.mm.prepare_coco import main
+
+CLASSES = tuple(CATEGORIES)
+
+
+@pytest.fixture
+def root(tmp_path):
+    return write_objects(tmp_path / "coco", train=8, val=3)
+
+
+def check(root, capsys, *options):
+    code = main(["--root", str(root), *map(str, options)])
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+
+def edit(root, change, part="train2017"):
+    """Applies a function to the contents of an annotation file."""
+    file = root / "annotations" / f"instances_{part}.json"
+    contents = json.loads(file.read_text())
+    change(contents)
+    file.write_text(json.dumps(contents))
+    return file
+
+
+def test_sound_data(root, capsys):
+    code, text = check(root, capsys, "--any-count", "--classes", *CLASSES, "--strict", "--all")
+    assert code == 0, text
+    contents = json.loads((root / "annotations" / "instances_train2017.json").read_text())
+    crowds = sum(annotation["iscrowd"] for annotation in contents["annotations"])
+    assert crowds == 2
+    count = len(contents["annotations"])
+    assert f"train: 8 images (1 without objects), {count} objects ({crowds} crowds) of 3 categories" in text
+    assert "val: 3 images" in text
+    own = ["--train", "annotations/instances_train2017.json", "train2017"]
+    assert check(root, capsys, *own) == (0, text.split("val:")[0])
+
+
+def test_the_whole_of_coco_is_expected_otherwise(root, capsys):
+    assert check(root, capsys, "--classes", *CLASSES)[1].count("has 8 images, COCO 118287") == 1
+    assert "no category is called 'person'" in check(root, capsys)[1]
+    (root / "val2017").rename(root / "other")
+    code, text = check(root, capsys)
+    assert code == 1
+    assert "has no val2017: expected annotations/instances_train2017.json, train2017" in text
+    assert "there is no folder" in check(root / "none", capsys)[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda c: c.pop("categories"), "no list 'categories'"),
+        (lambda c: c["categories"].clear(), "no categories in it"),
+        (lambda c: c["categories"][1].update(name="disc"), "the category name 'disc' is there twice"),
+        (lambda c: c["categories"][1].update(id=3), "category id 3 is there twice"),
+        (lambda c: c["categories"][1].update(name="cube"), "no category is called 'square'"),
+        (lambda c: c["images"].clear(), "no images in it"),
+        (lambda c: c["images"][1].pop("file_name"), "image 2 has no file_name"),
+        (lambda c: c["images"][1].update(id=1), "image id 1 is there twice"),
+        (lambda c: c["images"][0].update(width=64), "is 128x128, but its annotations are for 64x128"),
+        (lambda c: c["annotations"][0].update(image_id=99), "annotation 1 is of image 99"),
+        (lambda c: c["annotations"][0].update(category_id=1), "annotation 1 is of category 1"),
+        (lambda c: c["annotations"][0].update(bbox=[1, 2, 3]), "annotation 1 has the box [1, 2, 3]"),
+        (lambda c: c["annotations"][0].update(bbox=[1, 2, 3, None]), "annotation 1 has the box [1, 2, 3, None]"),
+        (lambda c: c["annotations"][0].update(bbox=[1, 2, 3, float("nan")]), "annotation 1 has the box"),
+        (lambda c: c["annotations"][0].update(segmentation={"a": 1}), "a run-length code needs counts and size"),
+        (lambda c: c["annotations"][0].update(segmentation=[1, 2, 3]), "neither a list of polygons nor"),
+        (lambda c: c["annotations"].append({}), "an entry of the annotation list has no id"),
+    ],
+)
+def test_errors(root, change, message):
+    file = edit(root, change)
+    with pytest.raises(ValueError) as error:
+        check_annotations(file, root / "train2017", CLASSES)
+    assert message in str(error.value)
+    assert str(file) in str(error.value) or "000000000001.jpg" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bbox": [5, 5, 0.5, 20]}, "1 objects have a degenerate box (narrower or lower than a pixel)"),
+        ({"bbox": [5, 5, -3, 20]}, "1 objects have a degenerate box"),
+        ({"bbox": [500, 5, 10, 20]}, "1 objects have a box outside of their image"),
+        ({"bbox": [100, 5, 80, 20]}, "1 objects have a box that reaches over the edge"),
+        ({"area": 0}, "1 objects have no area"),
+        ({"segmentation": []}, "1 objects have no segmentation"),
+        ({"segmentation": [[1, 2, 3, 4]]}, "1 objects have a polygon of fewer than 3 points"),
+    ],
+)
+def test_remarks_on_what_training_leaves_out(root, capsys, change, message):
+    edit(root, lambda contents: contents["annotations"][0].update(change))
+    options = ["--any-count", "--classes", *CLASSES]
+    code, text = check(root, capsys, *options)
+    assert code == 0
+    assert message in text
+    assert "the first is annotation 1" in text
+    assert check(root, capsys, *options, "--strict")[0] == 1
+
+
+def test_images(root, capsys):
+    options = ["--any-count", "--classes", *CLASSES]
+    (root / "train2017" / "000000000002.jpg").write_bytes(b"no image")
+    code, text = check(root, capsys, *options)
+    assert code == 1
+    assert "000000000002.jpg is no readable image" in text
+    (root / "train2017" / "000000000002.jpg").unlink()
+    assert "1 of 8 images of instances_train2017.json are missing" in check(root, capsys, *options)[1]
+    (root / "annotations" / "instances_train2017.json").write_text('{"images": [')
+    assert "is not readable JSON, perhaps cut off" in check(root, capsys, *options)[1]
+
+
+def test_archives(root, tmp_path, capsys):
+    archives = []
+    for name in ("annotations", "train2017", "val2017"):
+        archives.append(tmp_path / f"{name}.zip")
+        with zipfile.ZipFile(archives[-1], "w") as file:
+            for path in sorted((root / name).iterdir()):
+                file.write(path, f"{name}/{path.name}")
+    target = tmp_path / "unpacked"
+    options = ["--any-count", "--classes", *CLASSES]
+    code, text = check(target, capsys, "--archives", *archives, *options)
+    assert code == 0, text
+    assert sorted(path.name for path in target.iterdir()) == ["annotations", "train2017", "val2017"]
+    assert Image.open(target / "val2017" / "000000000001.jpg").size == (128, 128)
+    assert "is there already" in check(target, capsys, "--archives", archives[0], *options)[1]
+    with zipfile.ZipFile(tmp_path / "bad.zip", "w") as file:
+        file.writestr("val2017/../../evil", "x")
+    assert "refused" in check(tmp_path / "deep", capsys, "--archives", tmp_path / "bad.zip")[1]
+    assert not (tmp_path / "evil").exists()

@@ -1,0 +1,62 @@
+"""`wbmm bench memory`: peak memory of a model in inference and in a training step, with and without checkpointing."""
+
+import argparse
+import json
+import subprocess
+import sys
+
+from wbmm.text import render_table
+
+EXAMPLE = "wbmm bench memory wbmm_t_hier --size 800 1333 --batch 1"
+HEADERS = ("model", "input", "what", "peak, MB", "ratio to training")
+MODES = {
+    "inference": "inference, fused",
+    "training": "training step",
+    "checkpointing": "training step, activation checkpointing",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", nargs="*", default=["wbmm_t_hier"], help="timm names; features alone, no classifier")
+    parser.add_argument("--size", type=int, nargs=2, default=(800, 1333), metavar=("H", "W"))
+    parser.add_argument("--batch", type=int, default=1)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--markdown", action="store_true")
+
+
+def run(args: argparse.Namespace) -> int:
+    import timm
+
+    import wbmm  # noqa: F401  (registers the models)
+
+    if args.batch < 1 or min(args.size) < 1:
+        raise ValueError(f"--size {args.size}, --batch {args.batch}: each must be at least 1")
+    unknown = [name for name in args.models if not timm.is_model(name)]
+    if unknown:
+        raise ValueError(f"timm knows no model {unknown[0]!r}; see `wbmm list` and timm.list_models()")
+    rows = []
+    for name in args.models:
+        peaks = {mode: probe(name, mode, tuple(args.size), args.batch, args.device) for mode in args.modes}
+        base = peaks.get("training")
+        for mode, peak in peaks.items():
+            ratio = f"{peak / base:.2f}x" if base else "--"
+            where = f"{args.batch}x3x{args.size[0]}x{args.size[1]}"
+            rows.append([name, where, MODES[mode], f"{peak / 2**20:.0f}", ratio])
+    print(render_table(HEADERS, rows, markdown=args.markdown))
+    what = (
+        "allocated by PyTorch" if args.device.startswith("cuda") else "resident, above the process with its libraries"
+    )
+    print(f"\n{args.device}, float32, each in a process of its own; {what}: weights, gradients and activations")
+    return 0
+
+
+def probe(name: str, mode: str, size: tuple[int, int], batch: int, device: str = "cpu") -> int:
+    """Peak bytes of one forward pass or of one forward and backward pass, in a fresh process."""
+    arguments = json.dumps({"name": name, "mode": mode, "size": size, "batch": batch, "device": device})
+    command = [sys.executable, "-m", "wbmm.bench.memory_probe", arguments]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        reason = result.stderr.strip().splitlines()[-1:] or ["it was killed, for lack of memory perhaps"]
+        raise ValueError(f"{name}, {MODES[mode]}: the process ended with {result.returncode}: {reason[0]}")
+    return int(result.stdout.strip().splitlines()[-1])

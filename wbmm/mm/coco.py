@@ -1,0 +1,193 @@
+"""An annotation file in COCO's format and its images, checked before training reads them."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from PIL import Image
+
+from wbmm.deploy.images import progress_bar
+
+__all__ = ["CocoReport", "check_annotations", "read_annotations"]
+
+SAMPLE = 200  # images whose files are opened
+
+
+@dataclass
+class CocoReport:
+    """What is in a file.
+
+    Attributes:
+        images, objects, crowds, categories: how many there are.
+        empty: images without an object.
+        remarks: what training leaves out or bears, a sentence each.
+    """
+
+    images: int
+    objects: int
+    crowds: int
+    categories: int
+    empty: int
+    remarks: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.images} images ({self.empty} without objects), {self.objects} objects ({self.crowds} crowds) of "
+            f"{self.categories} categories"
+        )
+
+
+def read_annotations(path: Path) -> dict:
+    """The contents of an annotation file, with the three lists that it must have."""
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such annotation file")
+    try:
+        contents = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not readable JSON, perhaps cut off ({error})") from None
+    for key in ("images", "annotations", "categories"):
+        if not isinstance(contents, dict) or not isinstance(contents.get(key), list):
+            raise ValueError(f"{path}: no list {key!r}; COCO's format has images, annotations and categories")
+    return contents
+
+
+def check_annotations(
+    path: Path, folder: Path, classes: Sequence[str] | None = None, everything: bool = False
+) -> CocoReport:
+    """Checks one annotation file and its folder of images; a `ValueError` names the first thing that is wrong.
+
+    Args:
+        path: the annotation file.
+        folder: where its images are.
+        classes: the names that the model has, if known; each must be a category of the file.
+        everything: open every image to compare its size, not a sample of them.
+    """
+    contents = read_annotations(path)
+    images = _unique(contents["images"], path, "image")
+    categories = _unique(contents["categories"], path, "category")
+    _unique(contents["annotations"], path, "annotation")
+    _check_categories(categories, path, classes)
+    _check_images(images, path, folder, everything)
+    remarks = _check_objects(contents["annotations"], images, categories, path)
+    filled = {annotation["image_id"] for annotation in contents["annotations"]}
+    return CocoReport(
+        images=len(images),
+        objects=len(contents["annotations"]),
+        crowds=sum(bool(annotation.get("iscrowd")) for annotation in contents["annotations"]),
+        categories=len(categories),
+        empty=len(images.keys() - filled),
+        remarks=remarks,
+    )
+
+
+def _unique(entries: list, path: Path, what: str) -> dict:
+    """The entries by their ids."""
+    if any(not isinstance(entry, dict) or "id" not in entry for entry in entries):
+        raise ValueError(f"{path}: an entry of the {what} list has no id")
+    twice = [number for number, count in Counter(entry["id"] for entry in entries).items() if count > 1]
+    if twice:
+        raise ValueError(f"{path}: {what} id {twice[0]} is there twice")
+    return {entry["id"]: entry for entry in entries}
+
+
+def _check_categories(categories: dict, path: Path, classes: Sequence[str] | None) -> None:
+    if not categories:
+        raise ValueError(f"{path}: there are no categories in it")
+    names = [str(category.get("name")) for category in categories.values()]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise ValueError(f"{path}: the category name {twice[0]!r} is there twice")
+    missing = [name for name in classes or () if name not in names]
+    if missing:
+        raise ValueError(
+            f"{path}: no category is called {missing[0]!r}, which is a class of the configuration; the file has "
+            f"{', '.join(map(repr, names[:10]))}{' ...' if len(names) > 10 else ''}: set metainfo.classes to its names"
+        )
+
+
+def _check_images(images: dict, path: Path, folder: Path, everything: bool) -> None:
+    if not images:
+        raise ValueError(f"{path}: there are no images in it")
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}, where the images of {path.name} should be")
+    for image in images.values():
+        unusable = [key for key in ("file_name", "width", "height") if not image.get(key)]
+        if unusable:
+            raise ValueError(f"{path}: image {image['id']} has no {unusable[0]}")
+    missing = [image["file_name"] for image in images.values() if not (folder / image["file_name"]).is_file()]
+    if missing:
+        raise ValueError(f"{len(missing)} of {len(images)} images of {path.name} are missing in {folder}; the first is "
+                         f"{missing[0]}")  # fmt: skip
+    entries = list(images.values())
+    chosen = entries if everything else entries[:: max(1, len(entries) // SAMPLE)]
+    with progress_bar(len(chosen), f"images of {path.stem}") as advance:
+        for entry in chosen:
+            _check_size(entry, folder / entry["file_name"])
+            advance(1)
+
+
+def _check_size(entry: dict, file: Path) -> None:
+    try:
+        with Image.open(file) as image:
+            size = image.size
+    except OSError as error:
+        raise ValueError(f"{file} is no readable image ({error})") from None
+    if size != (entry["width"], entry["height"]):
+        raise ValueError(
+            f"{file} is {size[0]}x{size[1]}, but its annotations are for {entry['width']}x{entry['height']} (width x "
+            "height)"
+        )
+
+
+def _check_objects(annotations: list, images: dict, categories: dict, path: Path) -> list[str]:
+    """Raises for objects that no loader could read; returns remarks on those that training leaves out."""
+    odd: dict[str, list] = {}
+    for annotation in annotations:
+        name = f"{path}: annotation {annotation['id']}"
+        if annotation.get("image_id") not in images:
+            raise ValueError(f"{name} is of image {annotation.get('image_id')}, which is not in the file")
+        if annotation.get("category_id") not in categories:
+            raise ValueError(f"{name} is of category {annotation.get('category_id')}, which is not in the file")
+        box = annotation.get("bbox")
+        if not isinstance(box, list) or len(box) != 4 or not all(_is_number(value) for value in box):
+            raise ValueError(f"{name} has the box {box!r}; expected [left, top, width, height]")
+        problem = _box_problem(annotation, images[annotation["image_id"]]) or _mask_problem(annotation, name)
+        if problem:
+            odd.setdefault(problem, []).append(annotation["id"])
+    return [f"{len(found)} objects {problem}; the first is annotation {found[0]}" for problem, found in odd.items()]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _box_problem(annotation: dict, image: dict) -> str | None:
+    left, top, width, height = annotation["bbox"]
+    if width < 1 or height < 1:
+        return "have a degenerate box (narrower or lower than a pixel): training leaves them out"
+    if min(left + width, image["width"]) - max(left, 0) < 1 or min(top + height, image["height"]) - max(top, 0) < 1:
+        return "have a box outside of their image: training leaves them out"
+    if annotation.get("area", 1) <= 0:
+        return "have no area: training leaves them out"
+    if left < -1 or top < -1 or left + width > image["width"] + 1 or top + height > image["height"] + 1:
+        return "have a box that reaches over the edge of their image"
+    return None
+
+
+def _mask_problem(annotation: dict, name: str) -> str | None:
+    """Of the segmentation: polygons as flat lists, or a run-length code."""
+    mask = annotation.get("segmentation")
+    if not mask:
+        return "have no segmentation: masks cannot be trained on them"
+    if isinstance(mask, dict):
+        if not {"counts", "size"} <= mask.keys():
+            raise ValueError(f"{name}: a run-length code needs counts and size, it has {sorted(mask)}")
+        return None
+    if not isinstance(mask, list) or not all(isinstance(part, list) for part in mask):
+        raise ValueError(f"{name}: its segmentation is neither a list of polygons nor a run-length code")
+    if any(len(part) < 6 or len(part) % 2 for part in mask):
+        return "have a polygon of fewer than 3 points: that part of the mask is left out"
+    return None
