@@ -22,6 +22,7 @@ COMMANDS = {
     "segment": ("wbmm.mm.segment", "pictures with the classes of their pixels in colour, and a legend"),
     "detect": ("wbmm.mm.detect", "pictures with boxes, masks, labels and scores; COCO's results in JSON"),
     "bench": ("wbmm.bench.command", "speed of models, side by side in one run"),
+    "table": ("wbmm.tables.command", "a table of the paper: its rows built, counted, timed and, when asked, trained"),
     "demo": ("wbmm.demo", "the main job end to end, on this machine"),
 }
 

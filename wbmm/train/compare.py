@@ -4,8 +4,11 @@ Every run has its own folder and is resumed where it stopped; finished ones are 
 """
 
 import argparse
+import json
 import platform
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from statistics import mean, median, stdev
@@ -22,11 +25,26 @@ from .metrics import FILE, write_text
 from .report import RunFacts, read_run
 from .run import fit
 
-__all__ = ["add_arguments", "compare", "main", "results_page", "run"]
+__all__ = ["Entry", "add_arguments", "compare", "machine", "main", "results_page", "run"]
 
 MAY_DIFFER = {"out", "resume", "timeout", "device"}
 HEAD = ("model", "parameters, M", "top-1 of each seed, %", "mean", "spread (highest - lowest)", "standard deviation")
 SPEED = ("training images/s, median of seeds", "relative speed", "time a run")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is compared.
+
+    Attributes:
+        label: names its runs and its row.
+        model: timm name.
+        args: for `timm.create_model`, beside those of the recipe.
+    """
+
+    label: str
+    model: str
+    args: dict = field(default_factory=dict)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +68,7 @@ def main(argv: list[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> int:
     out = args.out or Path("runs") / f"compare-{args.config.stem}"
     page = args.results or Path("docs/results") / f"{args.config.stem}.md"
-    runs = compare(args.config, args.models, args.seeds, out, args.set)
+    runs = compare(args.config, [Entry(model, model) for model in args.models], args.seeds, out, args.set)
     if runs is None:
         print("interrupted; the same command continues")
         return 1
@@ -61,16 +79,22 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def compare(config: Path, models: list[str], seeds: list[int], out: Path, overrides: list[str]) -> dict | None:
-    """Trains what is not trained yet, the models in turn for each seed; None if a signal stopped it."""
+def compare(
+    config: Path, entries: Sequence[Entry], seeds: Sequence[int], out: Path, overrides: Sequence[str] = ()
+) -> dict[str, list[RunFacts]] | None:
+    """Trains what is not trained yet, the entries in turn for each seed; None if a signal stopped it.
+
+    Returns:
+        The runs of each label, one a seed.
+    """
     for seed in seeds:
-        for model in models:
-            folder = out / f"{model}-seed{seed}"
-            changes = [*overrides, f"model.name={model}", f"seed={seed}", f"out={folder}", "resume=auto"]
-            cfg = load_config(config, changes)
+        for entry in entries:
+            folder = out / f"{entry.label}-seed{seed}"
+            model = [f"model.name={entry.model}", *(f"model.args.{k}={json.dumps(v)}" for k, v in entry.args.items())]
+            cfg = load_config(config, [*overrides, *model, f"seed={seed}", f"out={folder}", "resume=auto"])
             if not _finished(cfg, folder) and fit(cfg).status != "finished":
                 return None
-    return {model: [read_run(out / f"{model}-seed{seed}") for seed in seeds] for model in models}
+    return {entry.label: [read_run(out / f"{entry.label}-seed{seed}") for seed in seeds] for entry in entries}
 
 
 def _finished(cfg: TrainConfig, folder: Path) -> bool:
@@ -80,14 +104,14 @@ def _finished(cfg: TrainConfig, folder: Path) -> bool:
     before = read_run(folder)
     now = {key: value for key, value in to_dict(cfg).items() if key not in MAY_DIFFER}
     if before.config and {key: value for key, value in before.config.items() if key not in MAY_DIFFER} != now:
-        raise ValueError(f"{folder} holds a run of another recipe: remove it or choose another --out")
+        raise ValueError(f"{folder} holds a run of another recipe: remove it or choose another folder")
     return before.status == "finished"
 
 
 def results_page(runs: dict[str, list[RunFacts]], args: argparse.Namespace, title: str) -> str:
     """Markdown: the table, then where, when and how it was measured."""
     baseline = _speed(runs[args.models[-1]])
-    rows = [_row(model, facts, baseline) for model, facts in runs.items()]
+    rows = [_row(label, facts, baseline) for label, facts in runs.items()]
     first = next(iter(runs.values()))[0]
     budget = f"{first.get('schedule.epochs')} epochs, {first.step} steps of {first.get('global_batch')} images"
     changed = f" --set {' '.join(args.set)}" if args.set else ""
@@ -101,18 +125,18 @@ def results_page(runs: dict[str, list[RunFacts]], args: argparse.Namespace, titl
         f"{first.get('data.size')} px, {budget}, from random weights. Top-1 on the validation set after the last epoch "
         "(not the best one). Speed is the median over the training of each run, its ratio to the last row's.\n\n"
         f"{render_table((*HEAD, *SPEED), rows, markdown=True)}\n\n"
-        f"Measured: {_machine()}, {date.today().isoformat()}; torch {torch.__version__}, timm {timm.__version__}, "
+        f"Measured: {machine()}, {date.today().isoformat()}; torch {torch.__version__}, timm {timm.__version__}, "
         f"wbmm {wbmm.__version__}; amp: {first.get('amp')}.\n\n```sh\n{command}\n```\n"
     )
 
 
-def _row(model: str, facts: list[RunFacts], baseline: float) -> list[str]:
+def _row(label: str, facts: list[RunFacts], baseline: float) -> list[str]:
     top1 = [item.final["top1"] for item in facts]
     options = facts[0].get("model.args", {})
     classes, channels = facts[0].get("data.num_classes") or 1000, facts[0].get("data.in_chans")
-    net = timm.create_model(model, num_classes=classes, in_chans=channels, **options)
+    net = timm.create_model(facts[0].get("model.name"), num_classes=classes, in_chans=channels, **options)
     return [
-        model,
+        label,
         f"{sum(parameter.numel() for parameter in net.parameters()) / 1e6:.2f}",
         " ".join(f"{value:.2f}" for value in top1),
         f"{mean(top1):.2f}",
@@ -128,11 +152,11 @@ def _speed(facts: list[RunFacts]) -> float:
     return median(item.typical("images_per_s") for item in facts)
 
 
-def _machine() -> str:
+def machine() -> str:
+    """The device that runs are measured on, for a page of results."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
     info = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.is_file() else None
     name = found.group(1) if found else platform.processor() or platform.machine()
-    device = (
-        torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} threads of {name}"
-    )
-    return device
+    return f"{torch.get_num_threads()} threads of {name}"

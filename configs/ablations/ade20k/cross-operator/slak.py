@@ -1,0 +1,11 @@
+# Written by tools/write_ablations.py from wbmm/tables/tables.yaml: change it there.
+# One net, many operators: SLaK-style (in WBMM design)
+_base_ = ["../../../ade20k/wbmm-t-hier_upernet_8xb2-160k_ade20k-512x512.py"]
+
+model = dict(
+    backbone=dict(
+        arch="wbmm_t_dense",
+        mixer="slak",
+        init_cfg=dict(checkpoint="runs/ablations/imagenet/cross-operator/slak/best.pt"),
+    ),
+)

@@ -1,0 +1,12 @@
+# Written by tools/write_ablations.py from wbmm/tables/tables.yaml: change it there.
+# Feature extraction and window interaction: Relative position bias
+_base_ = ["../../../ade20k/wbmm-t-hier_upernet_8xb2-160k_ade20k-512x512.py"]
+
+model = dict(
+    backbone=dict(
+        arch="wbmm_t_dense",
+        pattern=["WWW", "WWW", "(W)x18", "WWW"],
+        mixer="no_shortcut",
+        init_cfg=dict(checkpoint="runs/ablations/imagenet/feature-extraction/no-shortcut/best.pt"),
+    ),
+)

@@ -1,0 +1,187 @@
+"""A measured table as Markdown and CSV."""
+
+import csv
+import io
+import platform
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+
+import timm
+import torch
+
+import wbmm
+from wbmm.deploy.atomic import atomic_path
+from wbmm.text import render_table
+from wbmm.train.compare import machine
+from wbmm.train.console import duration
+
+from .measured import Measured, records
+
+__all__ = ["check_pages", "csv_text", "markdown_text", "write_pages"]
+
+NONE = "--"
+Column = tuple[str, Callable[[dict], object]]
+
+
+def _heading(name: str) -> str:
+    return f"# wbmm table {name}\n"
+
+
+def _number(key: str, digits: int, suffix: str = "") -> Callable[[dict], str]:
+    return lambda r: NONE if r.get(key) is None else f"{r[key]:.{digits}f}{suffix}"
+
+
+def _printed(key: str) -> Callable[[dict], str]:
+    """As the paper prints it, with what follows its plus-minus sign."""
+
+    def show(r: dict) -> str:
+        if r[f"{key}_paper"] is None:
+            return NONE
+        spread = r.get(f"{key}_pm_paper")
+        return str(r[f"{key}_paper"]) if spread is None else f"{r[f'{key}_paper']} ± {spread}"
+
+    return show
+
+
+def _table(rows: list[dict], columns: list[Column]) -> str:
+    """Without the columns that no row has a value in."""
+    filled = [(head, show) for head, show in columns if any(show(r) != NONE for r in rows)]
+    cells = [[show(r) for _, show in filled] for r in rows]
+    return render_table([head for head, _ in filled], cells, markdown=True)
+
+
+def _sizes(rows: list[dict]) -> str:
+    return _table(
+        rows,
+        [
+            ("row", lambda r: r["label"]),
+            ("id", lambda r: f"`{r['row']}`"),
+            ("params M, paper", _printed("params_m")),
+            ("params M, training form", _number("params_m", 2)),
+            ("params M, fused", _number("params_m_fused", 2)),
+            ("FLOPs G, paper", _printed("flops_g")),
+            ("FLOPs G, training form", _number("flops_g", 2)),
+            ("FLOPs G, fused", _number("flops_g_fused", 2)),
+            ("memory GB, paper", _printed("memory_gb")),
+            ("Top-1, paper", _printed("top1")),
+            ("mIoU, paper", _printed("miou")),
+        ],
+    )
+
+
+def _speeds(rows: list[dict], measured: Measured) -> str:
+    inference = [
+        column
+        for batch in measured.inference
+        for column in (
+            (f"inference at batch {batch}, measured ratio", _number(f"inference_b{batch}_ratio", 2, "x")),
+            (f"images/s at batch {batch}", _number(f"inference_b{batch}_images_per_s", 2)),
+        )
+    ]
+    batch = measured.training_batch
+    return _table(
+        rows,
+        [
+            ("row", lambda r: r["label"]),
+            ("training, paper's ratio", _number("training_ratio_paper", 2, "x")),
+            (f"training at batch {batch}, measured ratio", _number("training_ratio", 2, "x")),
+            (f"training images/s at batch {batch}", _number("training_images_per_s", 2)),
+            ("inference, paper's ratio", _number("inference_ratio_paper", 2, "x")),
+            *inference,
+            ("ratio to", lambda r: f"`{r['baseline']}`"),
+        ],
+    )
+
+
+def _accuracies(rows: list[dict]) -> str:
+    return _table(
+        rows,
+        [
+            ("row", lambda r: r["label"]),
+            ("small net", lambda r: f"`{r['small_model']}`"),
+            ("params M", _number("small_params_m", 2)),
+            ("top-1 of each seed, %", lambda r: r["small_top1_seeds"] or NONE),
+            ("mean", _number("small_top1_mean", 2)),
+            ("spread (highest - lowest)", _number("small_top1_spread", 2)),
+            ("time a run", lambda r: NONE if r["small_seconds"] is None else duration(r["small_seconds"])),
+        ],
+    )
+
+
+def _small_section(rows: list[dict], measured: Measured) -> str:
+    run = next(iter(measured.small.values())).runs[0]
+    return (
+        "## Small-scale accuracy, measured\n\n"
+        f"The rows' small nets, one recipe for all (`{measured.recipe}`): {run.get('data.size')} px, "
+        f"{run.get('schedule.epochs')} epochs, {run.step} steps of {run.get('global_batch')} images, from random "
+        "weights. Top-1 on the validation set after the last epoch. A difference below the spread of the seeds says "
+        "nothing, and none of them predicts ImageNet: docs/ablations.md.\n\n"
+        f"{_accuracies(rows)}\n\n"
+    )
+
+
+def markdown_text(measured: Measured, command: str, how: str = "") -> str:
+    """The page: sizes, speed, small-scale accuracy, and how it was made.
+
+    Args:
+        measured: what was measured.
+        command: that writes this page.
+        how: the settings of the speed.
+    """
+    table, rows = measured.table, records(measured)
+    parts = [
+        _heading(table.name),
+        f"{table.title} (the paper's `{table.label}`). Columns named *paper* are what the paper prints; all others are "
+        f"measured here. {table.note}".rstrip()
+        + "\n",
+        "## Size\n",
+        f"FLOPs are multiply-adds of convolutions, linears and products at 224x224.\n\n{_sizes(rows)}\n",
+    ]
+    if measured.training or measured.inference:
+        parts += [
+            "## Speed\n",
+            "A ratio is a row's speed over its baseline's: above 1 is faster. The paper's are from its time an epoch "
+            f"and its images/s on A800 GPUs. {how}\n\n{_speeds(rows, measured)}\n",
+        ]
+    text = "\n".join(parts) + "\n"
+    if measured.small:
+        text += _small_section(rows, measured)
+    return (
+        f"{text}`--`: not printed by the paper, or not run here (LKA rows need their CUDA package).\n\n"
+        f"Measured: {machine()}, {date.today().isoformat()}; Python {platform.python_version()}, "
+        f"torch {torch.__version__}, timm {timm.__version__}, wbmm {wbmm.__version__}.\n\n```sh\n{command}\n```\n"
+    )
+
+
+def csv_text(measured: Measured) -> str:
+    """One line a row; an empty field is a figure that was not printed or not measured."""
+    rows = records(measured)
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: round(value, 4) if isinstance(value, float) else value for key, value in row.items()})
+    return out.getvalue()
+
+
+def check_pages(folder: Path, name: str) -> tuple[Path, Path]:
+    """Where the two files go; an error if something other than this table's stands there."""
+    page, sheet = folder / f"{name}.md", folder / f"{name}.csv"
+    if page.exists() and not page.read_text(encoding="utf-8").startswith(_heading(name)):
+        raise ValueError(f"{page} is not a page of `wbmm table {name}`: choose another --out")
+    if sheet.exists():
+        with sheet.open(encoding="utf-8", newline="") as file:
+            if {row.get("table") for row in csv.DictReader(file)} != {name}:
+                raise ValueError(f"{sheet} does not hold `wbmm table {name}`: choose another --out")
+    return page, sheet
+
+
+def write_pages(folder: Path, name: str, markdown: str, sheet: str) -> tuple[Path, Path]:
+    """Writes both files, each whole or not at all."""
+    paths = check_pages(folder, name)
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, text in zip(paths, (markdown, sheet), strict=True):
+        with atomic_path(path, force=True) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return paths
