@@ -1,5 +1,6 @@
 """Every configuration builds: model, optimiser groups, pipelines; and the sizes are the paper's."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,12 @@ def groups_of(cfg, model):
 def test_there_are_some():
     assert len(SEGMENTATION) == 9
     assert len(DETECTION) == 11
+
+
+def test_the_zoo_lists_them():
+    readme = (ROOT / "models" / "README.md").read_text()
+    listed = set(re.findall(r"\(\.\./(configs/[^)]+\.py)\)", readme))
+    assert listed == {str(p.relative_to(ROOT)) for p in SEGMENTATION + DETECTION if "custom" not in p.stem}
 
 
 @pytest.mark.parametrize("path", SEGMENTATION, ids=lambda path: path.stem)
