@@ -1,5 +1,5 @@
 # Fine-tuning on data of one's own in COCO's format: change `classes` and `data_root`. The classes are the names of the
-# categories in the annotation files, in any order; images are in train/ and val/, annotations in annotations/.
+# categories in the annotation files, in their order; images are in train/ and val/, annotations in annotations/.
 # To start from a whole detector rather than from ImageNet: load_from = "detector.pth".
 _base_ = ["./wbmm-t-dense_mask-rcnn_8xb2-1x_coco.py"]
 

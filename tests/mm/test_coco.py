@@ -77,7 +77,17 @@ def test_the_whole_of_coco_is_expected_otherwise(root, capsys):
         (lambda c: c["annotations"][0].update(bbox=[1, 2, 3, float("nan")]), "annotation 1 has the box"),
         (lambda c: c["annotations"][0].update(segmentation={"a": 1}), "a run-length code needs counts and size"),
         (lambda c: c["annotations"][0].update(segmentation=[1, 2, 3]), "neither a list of polygons nor"),
+        (lambda c: c["annotations"][0].update(segmentation=[]), "annotation 1 has no segmentation"),
+        (lambda c: c["annotations"][0].update(segmentation=[[1, 2, 3]]), "annotation 1 has a polygon of 3 numbers"),
+        (
+            lambda c: c["annotations"][0].update(segmentation={"counts": [9], "size": [3, 3]}),
+            "a run-length code of [3, 3] for an image of [128, 128]",
+        ),
+        (lambda c: c["annotations"][0].pop("area"), "annotation 1 has the area None"),
+        (lambda c: c["annotations"][0].pop("iscrowd"), "annotation 1 has iscrowd None"),
+        (lambda c: c["annotations"][0].update(id=0), "take the id 0 for no match"),
         (lambda c: c["annotations"].append({}), "an entry of the annotation list has no id"),
+        (lambda c: c["categories"].reverse(), "come in the order 'triangle', 'square', 'disc', the configuration's"),
     ],
 )
 def test_errors(root, change, message):
@@ -96,8 +106,7 @@ def test_errors(root, change, message):
         ({"bbox": [500, 5, 10, 20]}, "1 objects have a box outside of their image"),
         ({"bbox": [100, 5, 80, 20]}, "1 objects have a box that reaches over the edge"),
         ({"area": 0}, "1 objects have no area"),
-        ({"segmentation": []}, "1 objects have no segmentation"),
-        ({"segmentation": [[1, 2, 3, 4]]}, "1 objects have a polygon of fewer than 3 points"),
+        ({"segmentation": [[1, 2, 3, 4]]}, "1 objects have a polygon of two points"),
     ],
 )
 def test_remarks_on_what_training_leaves_out(root, capsys, change, message):
@@ -107,11 +116,31 @@ def test_remarks_on_what_training_leaves_out(root, capsys, change, message):
     assert code == 0
     assert message in text
     assert "the first is annotation 1" in text
-    assert check(root, capsys, *options, "--strict")[0] == 1
+    code, text = check(root, capsys, *options, "--strict")
+    assert code == 1
+    assert "error: 1 remark" in text
+
+
+def test_objects_of_no_class_are_counted(root, capsys):
+    code, text = check(root, capsys, "--any-count", "--classes", "disc", "triangle")
+    assert code == 0
+    assert "objects are of categories that are no classes of the configuration: left out" in text
 
 
 def test_images(root, capsys):
     options = ["--any-count", "--classes", *CLASSES]
+    first = root / "train2017" / "000000000002.jpg"  # not square
+    whole, image = first.read_bytes(), Image.open(first)
+    exif = image.getexif()
+    exif[0x0112] = 6
+    image.save(first, exif=exif)
+    assert (
+        "is 97x131, once turned as its EXIF data say, but its annotations are for 131x97"
+        in check(root, capsys, *options)[1]
+    )
+    first.write_bytes(whole[: len(whole) // 2])
+    assert "000000000002.jpg is no readable image" in check(root, capsys, *options)[1]
+    first.write_bytes(whole)
     (root / "train2017" / "000000000002.jpg").write_bytes(b"no image")
     code, text = check(root, capsys, *options)
     assert code == 1
@@ -140,3 +169,7 @@ def test_archives(root, tmp_path, capsys):
         file.writestr("val2017/../../evil", "x")
     assert "refused" in check(tmp_path / "deep", capsys, "--archives", tmp_path / "bad.zip")[1]
     assert not (tmp_path / "evil").exists()
+    with zipfile.ZipFile(tmp_path / "other.zip", "w") as file:
+        file.writestr("./", "")
+        file.writestr("readme.txt", "x")
+    assert "it is another archive" in check(tmp_path / "deep", capsys, "--archives", tmp_path / "other.zip")[1]

@@ -119,7 +119,11 @@ def test_detection(path):
         count = sum(p.numel() for p in model.parameters()) / 1e6
         assert round(count, 1) == measured
         assert arch in EXPLAINED or round(count) == paper
-        assert all(type(m).__name__ == "SyncBatchNorm" for b in boxes for m in b.modules() if "Norm" in str(type(m)))
+        for part in boxes:
+            kinds = [type(module).__name__ for module in part.modules()]
+            assert kinds.count("SyncBatchNorm") == len(part.shared_convs) == 4
+            assert [layer.out_features for layer in part.shared_fcs] == [1024]
+        assert [stage.assigner.pos_iou_thr for stage in cfg.model.train_cfg.rcnn] == [0.5, 0.6, 0.7]
         assert [part.bbox_coder.stds[3] for part in boxes] == [0.2, 0.1, 0.067]
         assert all(part.reg_decoded_bbox and not part.reg_class_agnostic for part in boxes)
         assert {(type(part.loss_bbox).__name__, part.loss_bbox.loss_weight) for part in boxes} == {("GIoULoss", 10.0)}
@@ -139,8 +143,17 @@ def test_detection(path):
     with DefaultScope.overwrite_default_scope("mmdet"):
         for pipeline in (cfg.train_dataloader.dataset.pipeline, cfg.test_dataloader.dataset.pipeline):
             assert Compose(pipeline).transforms
+    optimizer = cfg.optim_wrapper.optimizer
+    lr = {"convnext-t_c": 2e-4, "convnext-t-w": 2e-4}.get(path.stem[:12], 5e-5 if "custom" in path.stem else 1e-4)
+    assert (optimizer.type, optimizer.lr, optimizer.weight_decay) == ("AdamW", lr, 0.05)
     augmentation = [step.type for step in cfg.train_dataloader.dataset.pipeline]
     assert ("RandomChoice" in augmentation) == cascade
+    if cascade:
+        whole, cropped = cfg.train_dataloader.dataset.pipeline[augmentation.index("RandomChoice")].transforms
+        sides = [min(scale) for scale in whole[0].scales]
+        assert (min(sides), max(sides), len(sides)) == (480, 800, 11)
+        assert {max(scale) for step in (whole[0], *cropped[::2]) for scale in step.scales} == {1333}
+        assert cropped[1].crop_size == (384, 600)
 
 
 def test_sync_bn_becomes_bn_in_place():

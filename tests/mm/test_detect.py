@@ -111,10 +111,38 @@ def test_what_is_wrong_is_said(place, tmp_path, capsys):
             ],
             "lists no image 000000000001.jpg",
         ),
+        ([place / "net.pth", photo, *config, "--device", "cuda:99"], "--device cuda:99 cannot be used here"),
     ):
         code, _, error = run(capsys, *argv, "--out", tmp_path / "out")
         assert code == 1
         assert reason in error
+
+
+def test_equal_names_and_the_folder_of_the_images(place, tmp_path, capsys):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        Image.new("RGB", (40, 30)).save(tmp_path / name / "000000000001.png")
+    annotations = tmp_path / "ann.json"
+    listed = [{"id": 1, "file_name": "000000000001.png"}]
+    categories = [{"id": number, "name": name} for name, number in CATEGORIES.items()]
+    annotations.write_text(json.dumps({"images": listed, "annotations": [], "categories": categories}))
+    flags = [place / "net.pth", tmp_path / "a", tmp_path / "b", "--config", place / "tiny.py"]
+    options = ["--no-pictures", "--json", tmp_path / "r.json", "--annotations", annotations]
+    code, _, error = run(capsys, *flags, *options)
+    assert code == 1
+    assert "two images are called 000000000001.png among those to detect in" in error
+    code, _, error = run(capsys, *flags[:2], *flags[3:], "--out", tmp_path / "a", "--force")
+    assert code == 1
+    assert "is one of the images to read" in error
+
+
+def test_a_photograph_that_is_to_be_turned(place, tmp_path, capsys):
+    image = Image.open(place / "data" / "val2017" / "000000000002.jpg")
+    exif = image.getexif()
+    exif[0x0112] = 6
+    image.save(tmp_path / "turned.jpg", exif=exif)
+    assert run(capsys, place / "net.pth", tmp_path, "--config", place / "tiny.py", "--out", tmp_path / "out")[0] == 0
+    assert Image.open(tmp_path / "out" / "turned.png").size == image.size[::-1]
 
 
 def test_numbers_without_an_annotation_file(tmp_path):

@@ -12,17 +12,7 @@ from wbmm.text import render_table
 from .seg import BACKBONES
 
 EXAMPLE = "wbmm bench det --models t s --backbones unireplknet 7x7 hier"
-HEADERS = (
-    "backbone",
-    "params M",
-    "paper",
-    "FLOPs G",
-    "paper",
-    "of which backbone",
-    "FPN and RPN",
-    "box heads",
-    "masks",
-)
+HEADERS = ("backbone", "params M", "fused M", "paper", "FLOPs G", "paper", "backbone G", "FPN, RPN", "boxes", "masks")
 SIZE = (800, 1280)  # where the paper counts FLOPs
 BOXES, MASKS = 1000, 100  # RoIs of the box heads and of the mask heads, an image
 CHANNELS, CLASSES, STAGES = 256, 80, 3
@@ -86,7 +76,7 @@ ANCHORS = {"type": "AnchorGenerator", "scales": [8], "ratios": [0.5, 1.0, 2.0], 
 
 
 def build(name: str, model: str) -> Detector:
-    """A detector without memory, fused, in eval mode."""
+    """A detector without memory, in training form and eval mode."""
     from wbmm.mm.require import require
 
     try:
@@ -95,25 +85,27 @@ def build(name: str, model: str) -> Detector:
         raise ValueError(str(error)) from None
     from mmengine.registry import DefaultScope
 
-    from wbmm.deploy.fuse import fuse
     from wbmm.mm.backbone import WBMMBackbone
 
     options = {key: value.format(model) for key, value in BACKBONES[name].items()}
     with DefaultScope.overwrite_default_scope("mmdet"), torch.device("meta"):
-        return fuse(Detector(WBMMBackbone(**options, sync_bn=False)).eval())
+        return Detector(WBMMBackbone(**options, sync_bn=False)).eval()
 
 
-def count(detector: Detector, size: tuple[int, int] = SIZE) -> tuple[int, dict[str, int]]:
-    """Parameters, and multiply-adds by part; `""` is the whole."""
+def count(detector: Detector, size: tuple[int, int] = SIZE) -> tuple[int, int, dict[str, int]]:
+    """Parameters in training form and fused, and multiply-adds of the fused form by part; `""` is the whole."""
+    from wbmm.deploy.fuse import fuse
     from wbmm.models.profile import count_macs, count_params
 
-    macs = count_macs(detector, size)
+    with torch.device("meta"):
+        fused = fuse(detector)
+    macs = count_macs(fused, size)
     parts = {"backbone": ("backbone",), "neck": ("neck", "rpn_head"), "boxes": ("bbox_head",), "masks": ("mask_head",)}
     sums = {
         part: sum(value for name, value in macs.items() for key in keys if name == key or _direct(name, key, macs))
         for part, keys in parts.items()
     }
-    return count_params(detector), {"": macs[""], **sums}
+    return count_params(detector), count_params(fused), {"": macs[""], **sums}
 
 
 def _direct(name: str, key: str, macs: dict[str, int]) -> bool:
@@ -129,11 +121,12 @@ def run(args: argparse.Namespace) -> int:
         for name in (name for name in BACKBONES if name in args.backbones):
             if sys.stderr.isatty():
                 print(f"{name}, {letter}", file=sys.stderr, flush=True)
-            params, macs = count(build(name, letter), tuple(args.size))
+            params, fused, macs = count(build(name, letter), tuple(args.size))
             paper = PAPER.get((letter, name), ("--", "--")) if tuple(args.size) == SIZE else ("--", "--")
             giga = [f"{macs[part] / 1e9:.0f}" for part in ("", "backbone", "neck", "boxes", "masks")]
             label = f"{name}, {letter.upper()}"
-            rows.append([label, f"{params / 1e6:.1f}", str(paper[0]), giga[0], str(paper[1]), *giga[1:]])
+            millions = [f"{number / 1e6:.1f}" for number in (params, fused)]
+            rows.append([label, *millions, str(paper[0]), giga[0], str(paper[1]), *giga[1:]])
     print(render_table(HEADERS, rows, markdown=args.markdown))
     where = "x".join(map(str, args.size))
     print(f"\nCascade Mask R-CNN, {CLASSES} classes, fused, multiply-adds at {where} (height x width) with {BOXES} "

@@ -21,7 +21,7 @@ def unpack(archive: Path, root: Path, folders: set[str]) -> None:
         raise ValueError(f"{archive}: there is no such file")
     try:
         with zipfile.ZipFile(archive) as file:
-            members = [name for name in file.namelist() if PurePosixPath(name).parts[0] in folders]
+            members = [name for name in file.namelist() if PurePosixPath(name).parts[:1] in {(top,) for top in folders}]
             found = sorted({PurePosixPath(name).parts[0] for name in members})
             if not found:
                 raise ValueError(f"{archive} holds no folder {' or '.join(sorted(folders))}: it is another archive")

@@ -64,7 +64,8 @@ def build_model(
     contents = None if checkpoint is None else read_checkpoint(checkpoint)
     if contents is not None and is_mm_checkpoint(contents):
         cfg.model.backbone.form = backbone_config(contents)["form"]
-    with DefaultScope.overwrite_default_scope(cfg.get("default_scope", scope)):
+    cfg.setdefault("default_scope", scope)
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
         model = MODELS.build(cfg.model)
     model.cfg = cfg
     if contents is not None:
@@ -83,9 +84,8 @@ def dataset_meta(model: nn.Module) -> dict:
     dataset = (model.cfg.get("test_dataloader") or {}).get("dataset") or {}
     if dataset.get("metainfo"):
         return dataset["metainfo"]
-    scope = model.cfg.get("default_scope")
-    with DefaultScope.overwrite_default_scope(scope):
-        registry = importlib.import_module(f"{scope}.registry")
+    with DefaultScope.overwrite_default_scope(model.cfg.default_scope):
+        registry = importlib.import_module(f"{model.cfg.default_scope}.registry")
         return getattr(registry.DATASETS.get(dataset.get("type", "")), "METAINFO", None) or {}
 
 

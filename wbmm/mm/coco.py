@@ -14,6 +14,7 @@ from wbmm.deploy.images import progress_bar
 __all__ = ["CocoReport", "check_annotations", "read_annotations"]
 
 SAMPLE = 200  # images whose files are opened
+ORIENTATION = 0x0112  # EXIF's tag
 
 
 @dataclass
@@ -72,6 +73,10 @@ def check_annotations(
     _check_categories(categories, path, classes)
     _check_images(images, path, folder, everything)
     remarks = _check_objects(contents["annotations"], images, categories, path)
+    known = {number for number, category in categories.items() if classes is None or category["name"] in classes}
+    unused = [annotation for annotation in contents["annotations"] if annotation["category_id"] not in known]
+    if unused:
+        remarks.append(f"{len(unused)} objects are of categories that are no classes of the configuration: left out")
     filled = {annotation["image_id"] for annotation in contents["annotations"]}
     return CocoReport(
         images=len(images),
@@ -100,11 +105,20 @@ def _check_categories(categories: dict, path: Path, classes: Sequence[str] | Non
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise ValueError(f"{path}: the category name {twice[0]!r} is there twice")
-    missing = [name for name in classes or () if name not in names]
+    if classes is None:
+        return
+    missing = [name for name in classes if name not in names]
     if missing:
         raise ValueError(
             f"{path}: no category is called {missing[0]!r}, which is a class of the configuration; the file has "
             f"{', '.join(map(repr, names[:10]))}{' ...' if len(names) > 10 else ''}: set metainfo.classes to its names"
+        )
+    order = [name for name in names if name in classes]
+    if order != list(classes):
+        raise ValueError(
+            f"{path}: its categories come in the order {', '.join(map(repr, order[:10]))}, the configuration's classes "
+            f"in another ({', '.join(map(repr, list(classes)[:10]))}): MMDetection numbers them as the file does and "
+            "names them as the configuration does, so give metainfo.classes in the file's order"
         )
 
 
@@ -132,13 +146,16 @@ def _check_images(images: dict, path: Path, folder: Path, everything: bool) -> N
 def _check_size(entry: dict, file: Path) -> None:
     try:
         with Image.open(file) as image:
-            size = image.size
-    except OSError as error:
+            image.load()  # a file that was cut off has a sound header
+            size, turned = image.size, image.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8)
+    except (OSError, SyntaxError) as error:
         raise ValueError(f"{file} is no readable image ({error})") from None
+    size = size[::-1] if turned else size  # as the loader gives it
     if size != (entry["width"], entry["height"]):
+        why = ", once turned as its EXIF data say" if turned else ""
         raise ValueError(
-            f"{file} is {size[0]}x{size[1]}, but its annotations are for {entry['width']}x{entry['height']} (width x "
-            "height)"
+            f"{file} is {size[0]}x{size[1]}{why}, but its annotations are for {entry['width']}x{entry['height']} "
+            "(width x height)"
         )
 
 
@@ -154,7 +171,15 @@ def _check_objects(annotations: list, images: dict, categories: dict, path: Path
         box = annotation.get("bbox")
         if not isinstance(box, list) or len(box) != 4 or not all(_is_number(value) for value in box):
             raise ValueError(f"{name} has the box {box!r}; expected [left, top, width, height]")
-        problem = _box_problem(annotation, images[annotation["image_id"]]) or _mask_problem(annotation, name)
+        if not _is_number(annotation.get("area")):
+            raise ValueError(f"{name} has the area {annotation.get('area')!r}; COCO's metrics need that of the mask")
+        if annotation.get("iscrowd") not in (0, 1):
+            raise ValueError(f"{name} has iscrowd {annotation.get('iscrowd')!r}; expected 0, or 1 for a crowd")
+        if annotation["id"] == 0:
+            raise ValueError(f"{name}: COCO's metrics take the id 0 for no match; number annotations from 1")
+        image = images[annotation["image_id"]]
+        _check_mask(annotation, image, name)
+        problem = _problem(annotation, image)
         if problem:
             odd.setdefault(problem, []).append(annotation["id"])
     return [f"{len(found)} objects {problem}; the first is annotation {found[0]}" for problem, found in odd.items()]
@@ -164,30 +189,34 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _box_problem(annotation: dict, image: dict) -> str | None:
+def _problem(annotation: dict, image: dict) -> str | None:
+    """What training leaves out of an object, or bears."""
     left, top, width, height = annotation["bbox"]
     if width < 1 or height < 1:
         return "have a degenerate box (narrower or lower than a pixel): training leaves them out"
     if min(left + width, image["width"]) - max(left, 0) < 1 or min(top + height, image["height"]) - max(top, 0) < 1:
         return "have a box outside of their image: training leaves them out"
-    if annotation.get("area", 1) <= 0:
+    if annotation["area"] <= 0:
         return "have no area: training leaves them out"
+    if isinstance(annotation["segmentation"], list) and any(len(part) < 6 for part in annotation["segmentation"]):
+        return "have a polygon of two points: that part of the mask is left out"
     if left < -1 or top < -1 or left + width > image["width"] + 1 or top + height > image["height"] + 1:
         return "have a box that reaches over the edge of their image"
     return None
 
 
-def _mask_problem(annotation: dict, name: str) -> str | None:
-    """Of the segmentation: polygons as flat lists, or a run-length code."""
+def _check_mask(annotation: dict, image: dict, name: str) -> None:
+    """Raises unless the segmentation is polygons, as flat lists of coordinates, or a run-length code."""
     mask = annotation.get("segmentation")
     if not mask:
-        return "have no segmentation: masks cannot be trained on them"
+        raise ValueError(f"{name} has no segmentation, which masks are trained and tested on")
     if isinstance(mask, dict):
         if not {"counts", "size"} <= mask.keys():
             raise ValueError(f"{name}: a run-length code needs counts and size, it has {sorted(mask)}")
-        return None
-    if not isinstance(mask, list) or not all(isinstance(part, list) for part in mask):
+        size = [image["height"], image["width"]]
+        if list(mask["size"]) != size:
+            raise ValueError(f"{name}: a run-length code of {mask['size']} for an image of {size} (height, width)")
+    elif not isinstance(mask, list) or not all(isinstance(part, list) for part in mask):
         raise ValueError(f"{name}: its segmentation is neither a list of polygons nor a run-length code")
-    if any(len(part) < 6 or len(part) % 2 for part in mask):
-        return "have a polygon of fewer than 3 points: that part of the mask is left out"
-    return None
+    elif any(len(part) < 4 or len(part) % 2 for part in mask):
+        raise ValueError(f"{name} has a polygon of {min(map(len, mask))} numbers; expected [x, y, x, y, x, y, ...]")

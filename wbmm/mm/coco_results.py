@@ -1,5 +1,6 @@
 """Detections in the format of COCO's results, which its tools and servers read."""
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +38,11 @@ class Numbering:
         missing = [path for path in paths if path.name not in by_name]
         if missing:
             raise ValueError(f"{annotations} lists no image {missing[0].name}, nor {len(missing) - 1} others")
+        for names, where in ((paths, "those to detect in"), (contents["images"], str(annotations))):
+            names = [Path(name["file_name"]).name if isinstance(name, dict) else name.name for name in names]
+            twice = [name for name, count in Counter(names).items() if count > 1]
+            if twice:
+                raise ValueError(f"two images are called {twice[0]} among {where}: their ids cannot be told by name")
         ids = {category["name"]: category["id"] for category in contents["categories"]}
         unknown = [name for name in classes if name not in ids]
         if unknown:

@@ -1,6 +1,7 @@
 """Data checked before training: every image and annotation is there, and the labels are the model's classes."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -57,47 +58,49 @@ def _check(config: dict, num_classes: int) -> str:
     return f"{len(infos)} images"
 
 
-def check_detection_data(cfg: Config) -> str:
-    """Checks the training and validation data of a configuration, where they are in COCO's format; a line each.
+def check_detection_data(cfg: Config, parts: Sequence[str] = ("train", "val")) -> str:
+    """Checks the data of a configuration, where they are in COCO's format; a line for each part of them.
 
     Raises a `ValueError` with the first thing wrong: a count of classes that the heads do not share, a class that the
     files do not have (mmdet would renumber the others in silence), a missing image, an object that cannot be read.
     """
     lines = []
-    for part in ("train_dataloader", "val_dataloader"):
-        dataset = (cfg.get(part) or {}).get("dataset") or {}
+    for part in parts:
+        dataset = (cfg.get(f"{part}_dataloader") or {}).get("dataset") or {}
         while "dataset" in dataset:
             dataset = dataset.dataset  # of a wrapper
         if not dataset.get("ann_file") or "data_prefix" not in dataset:
             continue
         classes = (dataset.get("metainfo") or {}).get("classes") or _classes_of(dataset.type)
         classes = (classes,) if isinstance(classes, str) else classes
-        _check_heads(cfg.model, len(classes))
+        if classes is not None:
+            _check_heads(cfg.model, len(classes))
         root = Path(dataset.get("data_root") or "")
         report = check_annotations(root / dataset.ann_file, root / dataset.data_prefix.get("img", ""), classes)
-        lines.append(f"data for {part.removesuffix('_dataloader')}: {report}")
+        lines.append(f"data for {part}: {report}")
         lines += [f"  {remark}" for remark in report.remarks]
     return "\n".join(lines)
 
 
-def _classes_of(dataset: str) -> tuple[str, ...]:
+def _classes_of(dataset: str) -> tuple[str, ...] | None:
     from mmdet.registry import DATASETS as MMDET_DATASETS
 
     with DefaultScope.overwrite_default_scope("mmdet"):
         found = MMDET_DATASETS.get(dataset)
     if found is None:
         raise ValueError(f"mmdet knows no data set {dataset!r}; data in COCO's format are a 'CocoDataset'")
-    return found.METAINFO["classes"]
+    return found.METAINFO.get("classes")
 
 
 def _check_heads(model: object, count: int, where: str = "model") -> None:
-    """Raises if a head has another number of classes than the data; the RPN's own is in no configuration."""
+    """Raises if a head has another number of classes than the data; the RPN knows objects alone."""
     entries = model.items() if isinstance(model, dict) else enumerate(model) if isinstance(model, list) else ()
     for key, value in entries:
         name = f"{where}.{key}"
         if key == "num_classes" and value != count:
             raise ValueError(f"{name} is {value}, but the data set names {count} classes")
-        _check_heads(value, count, name)
+        if key != "rpn_head":
+            _check_heads(value, count, name)
 
 
 def check_labels(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from wbmm.deploy.atomic import atomic_path, check_target
 from wbmm.deploy.images import FileSource, progress_bar
@@ -70,12 +70,9 @@ class Detector:
     """
 
     def __init__(self, net, device: str = "cpu") -> None:
-        from mmdet.utils import get_test_pipeline_cfg
-
         from .build import dataset_meta
 
         self.net = net.to(device)
-        self.net.cfg.test_dataloader.dataset.pipeline = get_test_pipeline_cfg(net.cfg)
         meta = dataset_meta(net)
         count = _num_classes(net)
         self.classes = list(meta.get("classes") or [f"class {number}" for number in range(count)])
@@ -95,12 +92,14 @@ class Detector:
 
 def open_detector(model: str, config: Path, fuse: bool = True, device: str = "cpu") -> Detector:
     """A detector from a checkpoint and its configuration."""
+    from .device import check_device
     from .require import require
 
     try:
         require("det")
     except ImportError as error:
         raise ValueError(str(error)) from None
+    check_device(device)
     from .build import build_detector
 
     return Detector(build_detector(config, model, fuse="compact" if fuse else None), device)
@@ -130,10 +129,11 @@ def run(args: argparse.Namespace) -> int:
     with progress_bar(len(source), "images") as advance:
         for index, path in enumerate(source.paths):
             try:
-                image = source.image(index).convert("RGB")
+                image = ImageOps.exif_transpose(source.image(index)).convert("RGB")  # as the loader of training does
             except BadImage as error:
                 print(f"skipped: {error}")
                 bad += 1
+                advance(1)
                 continue
             found = detector(image)
             if numbering is not None:

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for archive in args.archives:
             unpack(archive, args.root, {"annotations", "train2017", "val2017"})
         return _check(args)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
 
@@ -55,7 +55,9 @@ def _check(args: argparse.Namespace) -> int:
         for remark in report.remarks:
             print(f"  {remark}")
         remarks += len(report.remarks)
-    return 1 if remarks and args.strict else 0
+    if remarks and args.strict:
+        raise ValueError(f"{remarks} remark{'s' if remarks > 1 else ''} above, which --strict does not bear")
+    return 0
 
 
 def _check_layout(root: Path) -> None:
@@ -72,5 +74,6 @@ def coco_classes() -> Sequence[str] | None:
     try:
         from mmdet.datasets import CocoDataset
     except ImportError:
+        print("MMDetection is not installed: the names of COCO's classes are not compared")
         return None
     return CocoDataset.METAINFO["classes"]

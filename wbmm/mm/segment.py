@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from wbmm.deploy.atomic import atomic_path
 from wbmm.deploy.images import FileSource, progress_bar
@@ -55,12 +55,14 @@ def open_segmenter(model: str, config: Path | None, fuse: bool = True, device: s
         return _open_exported(model, device)
     if config is None:
         raise ValueError(f"{model}: a segmentor's checkpoint needs its configuration (--config FILE)")
+    from .device import check_device
     from .require import require
 
     try:
         require("seg")
     except ImportError as error:
         raise ValueError(str(error)) from None
+    check_device(device)
     return _open_checkpoint(model, config, fuse, device)
 
 
@@ -112,10 +114,11 @@ def run(args: argparse.Namespace) -> int:
     with progress_bar(len(source), "images") as advance:
         for index, target in enumerate(targets):
             try:
-                image = source.image(index).convert("RGB")
+                image = ImageOps.exif_transpose(source.image(index)).convert("RGB")  # as the loader of training does
             except BadImage as error:
                 print(f"skipped: {error}")
                 bad += 1
+                advance(1)
                 continue
             _write(image, segmenter, target, args)
             advance(1)

@@ -18,6 +18,9 @@ def picture_targets(folder: Path, paths: list[Path], force: bool) -> list[Path]:
     for path in paths:
         number = taken[path.stem] = taken.get(path.stem, 0) + 1
         targets.append(folder / f"{path.stem}{f'-{number}' if number > 1 else ''}.png")
+    inputs = {path.resolve() for path in paths}
     for target in targets:
+        if target.resolve() in inputs:
+            raise ValueError(f"{target} is one of the images to read: choose another folder with --out")
         check_target(target, force)
     return targets

@@ -54,6 +54,10 @@ def test(extra: str, args: argparse.Namespace) -> dict:
         cfg.default_hooks.visualization.update(draw=True)
         cfg.visualizer.save_dir = args.show_dir
     scope = {"seg": "mmseg", "det": "mmdet"}[extra]
+    if extra == "det":
+        from .data import check_detection_data
+
+        print_log(check_detection_data(cfg, ["test"]), logger="current")
     prepare_device(cfg)
     model = build_model(cfg, scope, args.checkpoint, args.fuse)
     tta = getattr(args, "tta", False)

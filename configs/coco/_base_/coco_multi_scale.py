@@ -11,7 +11,7 @@ train_pipeline = [
         transforms=[
             [dict(type="RandomChoiceResize", scales=sides, keep_ratio=True)],
             [
-                dict(type="RandomChoiceResize", scales=[(400, 4200), (500, 4200), (600, 4200)], keep_ratio=True),
+                dict(type="RandomChoiceResize", scales=[(400, 1333), (500, 1333), (600, 1333)], keep_ratio=True),
                 dict(type="RandomCrop", crop_type="absolute_range", crop_size=(384, 600), allow_negative_crop=True),
                 dict(type="RandomChoiceResize", scales=sides, keep_ratio=True),
             ],

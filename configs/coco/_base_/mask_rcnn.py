@@ -3,6 +3,7 @@ _base_ = ["./cascade_mask_rcnn.py"]
 
 model = dict(
     type="MaskRCNN",
+    rpn_head=dict(loss_bbox=dict(_delete_=True, type="L1Loss", loss_weight=1.0)),
     roi_head=dict(
         _delete_=True,
         type="StandardRoIHead",
@@ -39,6 +40,7 @@ model = dict(
         ),
     ),
     train_cfg=dict(
+        rpn=dict(allowed_border=-1),
         rpn_proposal=dict(max_per_img=1000),
         rcnn=dict(
             _delete_=True,
