@@ -5,6 +5,7 @@ import importlib
 
 BENCHES = {
     "model": "wbmm.bench.models",
+    "train": "wbmm.bench.train",
     "runtime": "wbmm.bench.runtime",
     "seg": "wbmm.bench.seg",
     "det": "wbmm.bench.det",

@@ -8,7 +8,7 @@ import sys
 from wbmm.text import render_table
 
 EXAMPLE = "wbmm bench memory wbmm_t_hier --size 800 1333 --batch 1"
-HEADERS = ("model", "input", "what", "peak, MB", "ratio to training")
+HEADERS = ("model", "input", "what", "peak, MiB", "ratio to training")
 MODES = {
     "inference": "inference, fused",
     "training": "training step",
@@ -52,11 +52,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def probe(name: str, mode: str, size: tuple[int, int], batch: int, device: str = "cpu") -> int:
-    """Peak bytes of one forward pass or of one forward and backward pass, in a fresh process."""
+    """Peak bytes of one pass in a fresh process.
+
+    Args:
+        name: timm name; with the mode `step`, NAME or NAME:FORM.
+        mode: one of `MODES`; or `step`, the steps of `wbmm bench train`, classifier and optimiser included.
+    """
     arguments = json.dumps({"name": name, "mode": mode, "size": size, "batch": batch, "device": device})
     command = [sys.executable, "-m", "wbmm.bench.memory_probe", arguments]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
         reason = result.stderr.strip().splitlines()[-1:] or ["it was killed, for lack of memory perhaps"]
-        raise ValueError(f"{name}, {MODES[mode]}: the process ended with {result.returncode}: {reason[0]}")
+        raise ValueError(f"{name}, {MODES.get(mode, mode)}: the process ended with {result.returncode}: {reason[0]}")
     return int(result.stdout.strip().splitlines()[-1])

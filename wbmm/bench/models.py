@@ -1,80 +1,81 @@
-"""`wbmm bench model`: inference speed of whole models beside a baseline."""
+"""`wbmm bench model`: inference speed of whole models beside a baseline, and their share of the machine's limit."""
 
 import argparse
-import sys
 
-import timm
 import torch
 import torch.nn as nn
-from torch import Tensor
 
-import wbmm
-from wbmm.text import render_table
+from .forms import FORMS, build, images_for
+from .limit import count_gmacs, limit, product_calls
+from .options import add_speed_arguments, check_speed_arguments, finish, progress
+from .report import Record, speed_record
+from .timing import time_interleaved
 
-from .timing import Timing, time_interleaved
-
-EXAMPLE = "wbmm bench model wbmm_t:compact convnext_tiny --batch 1 16"
-HEADERS = ("model", "batch", "images/s (median)", "images/s (best)", "ratio of medians", "ratio of bests")
-FORMS = ("training", "compact", "dense")
+EXAMPLE = "wbmm bench model wbmm_t:compact wbmm_t:plain convnext_tiny --batch 1 16 --limit"
+DEFAULT = (
+    "wbmm_t:compact",
+    "wbmm_t:dense",
+    "wbmm_t:plain",
+    "unireplknet_t:compact",
+    "convnext_tiny",
+    "convnextv2_tiny",
+    "swin_tiny_patch4_window7_224",
+    "inception_next_tiny",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", nargs="*", default=["wbmm_t:compact"], help=f"NAME or NAME:FORM; {', '.join(FORMS)}")
-    parser.add_argument("--baseline", default="convnext_tiny", help="ratios are to this model")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 16])
-    parser.add_argument("--size", type=int, nargs=2, default=(224, 224), metavar=("H", "W"))
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--markdown", action="store_true")
-
-
-def build(spec: str, device: str) -> nn.Module:
-    """A model in eval mode and channels-last memory from `NAME` or `NAME:FORM`, with random weights."""
-    name, _, form = spec.partition(":")
-    form = form or "training"
-    if form not in FORMS:
-        raise ValueError(f"{spec!r}: form {form!r} is none of {', '.join(FORMS)}")
-    if not timm.is_model(name):
-        raise ValueError(f"{spec!r}: timm knows no model {name!r}; see `wbmm list` and timm.list_models()")
-    model = timm.create_model(name).eval()
-    if form != "training":
-        model = wbmm.fuse(model, form)
-    return model.to(device=device, memory_format=torch.channels_last)
-
-
-def measure(models: dict[str, nn.Module], image: Tensor, rounds: int) -> dict[str, Timing]:
-    """Interleaved forward passes without gradients."""
-
-    def show() -> None:
-        if sys.stderr.isatty():
-            print(".", end="", file=sys.stderr, flush=True)
-
-    with torch.inference_mode():
-        calls = {name: lambda model=model: model(image) for name, model in models.items()}
-        return time_interleaved(calls, rounds=rounds, on_round=show)
+    add_speed_arguments(parser, DEFAULT, tuple(FORMS), batch=[1, 16])
+    parser.add_argument(
+        "--limit", action="store_true", help="measure matrix products in the same run, and each model's share of them"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    specs = list(dict.fromkeys([args.baseline, *args.models]))
-    models = {spec: build(spec, args.device) for spec in specs}
-    rows = []
+    specs = check_speed_arguments(args, "model", tuple(FORMS))
+    size = tuple(args.size)
+    models = {spec: build(spec, args.device, size) for spec in specs}
+    gmacs = {spec: count_gmacs(model, size) for spec, model in models.items()} if args.limit else {}
+    records, limits = [], []
     for batch in args.batch:
-        image = torch.randn(batch, 3, *args.size, device=args.device).contiguous(memory_format=torch.channels_last)
-        timings = measure(models, image, args.rounds)
-        base = timings[args.baseline]
-        rows += [
-            [
-                spec,
-                str(batch),
-                f"{batch / timing.median:.2f}",
-                f"{batch / timing.best:.2f}",
-                f"{base.median / timing.median:.2f}x",
-                f"{base.best / timing.best:.2f}x",
-            ]
-            for spec, timing in timings.items()
-        ]
-    print(render_table(HEADERS, rows, markdown=args.markdown))
-    threads = torch.get_num_threads()
-    print(f"\n{args.size[0]}x{args.size[1]}, float32, channels-last, eager, {args.device}, {threads} threads, "
-          f"torch {torch.__version__}; ratios to {args.baseline} in the same interleaved run")  # fmt: skip
-    return 0
+        found, text = measure(models, batch, args, gmacs)
+        records += found
+        limits += [text] if text else []
+    note = (
+        f"{size[0]}x{size[1]}, float32, {'compiled' if args.compile else 'eager'}, {args.device}; channels-last, "
+        f"contiguous for the straightforward layout; ratios to {args.baseline} in the same interleaved run of "
+        f"{args.rounds} rounds. {' '.join(limits)}"
+    ).rstrip()
+    return finish(args, "model", records, note)
+
+
+def measure(
+    models: dict[str, nn.Module], batch: int, args: argparse.Namespace, gmacs: dict[str, float]
+) -> tuple[list[Record], str]:
+    """Interleaved forward passes at one batch size; with `gmacs`, matrix products among them.
+
+    Returns:
+        A record a model, and a sentence about the limit.
+    """
+    images = torch.randn(batch, 3, *args.size, device=args.device)
+    if args.compile:
+        torch._dynamo.reset()  # or the second batch size would be compiled with a free one
+        models = {spec: torch.compile(model) for spec, model in models.items()}
+    with torch.inference_mode():
+        inputs = {spec: images_for(spec, images) for spec in models}
+        calls = {spec: lambda spec=spec: models[spec](inputs[spec]) for spec in models}
+        products = product_calls(models.values(), batch, args.size, args.device) if gmacs else {}
+        timings = time_interleaved({**calls, **products}, rounds=args.rounds, on_round=progress, pause=args.pause)
+    base = timings[args.baseline]
+    records = [speed_record(spec, batch, timings[spec], base) for spec in models]
+    if not gmacs:
+        return records, ""
+    speed, shape = limit({shape: timings[shape] for shape in products})
+    for record in records:
+        record["gmacs"] = gmacs[record["model"]]
+        record["share"] = record["gmacs"] * 1e9 * record["images_per_s"] / speed
+        record["limit_gmacs_per_s"] = speed / 1e9
+    return (
+        records,
+        f"Limit at batch {batch}: {speed / 1e9:.1f} GMAC/s ({shape[0]}x{shape[1]} by {shape[1]}x{shape[2]}).",
+    )

@@ -11,12 +11,11 @@ import torch
 import torch.nn as nn
 
 import wbmm
-from wbmm.text import render_table
 
+from .report import Record, speed_record, table
 from .timing import time_interleaved
 
 EXAMPLE = "wbmm bench runtime wbmm_t --batch 1 16"
-HEADERS = ("", "batch", "images/s (median)", "images/s (best)", "ratio of medians", "ratio of bests")
 RUNTIMES = ("eager", "compiled", "onnxruntime", "openvino", "int8")
 PAUSE_S = 0.05  # the threads of one runtime spin for a while after a call, and would slow the next one down
 CALIBRATION = 8  # images; how INT8 is calibrated changes its accuracy, not its speed
@@ -44,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         files = _files(models, args, size, Path(folder))
         for batch in args.batch:
             rows += _measure(models, files, args, (batch, models[""].card.input_size[0], *size))
-    print(render_table(HEADERS, rows, markdown=args.markdown))
+    print(table(rows, markdown=args.markdown, first=""))
     print(f"\n{models[''].card.describe()}; {size[0]}x{size[1]}, {torch.get_num_threads()} threads, "
           f"{_versions()}; ratios to {args.baseline} in eager PyTorch in the same interleaved run")  # fmt: skip
     return 0
@@ -86,7 +85,7 @@ def _files(models: dict[str, nn.Module], args: argparse.Namespace, size: tuple[i
     return {key: path for key, path in files.items() if key[1] in args.runtimes}
 
 
-def _measure(models: dict[str, nn.Module], files: dict, args: argparse.Namespace, shape: tuple) -> list[list[str]]:
+def _measure(models: dict[str, nn.Module], files: dict, args: argparse.Namespace, shape: tuple) -> list[Record]:
     baseline = f"{args.baseline}, eager"
     calls = {baseline: _torch_call(models[f"{args.baseline}, "], shape)}
     if "eager" in args.runtimes:
@@ -99,18 +98,7 @@ def _measure(models: dict[str, nn.Module], files: dict, args: argparse.Namespace
         calls[f"{prefix}{name}"] = _onnx_call(path, shape) if name == "onnxruntime" else _openvino_call(path, shape)
     _say(f"batch {shape[0]}: {', '.join(calls)}")
     timings = time_interleaved(calls, rounds=args.rounds, pause=PAUSE_S)
-    base = timings[baseline]
-    return [
-        [
-            name,
-            str(shape[0]),
-            f"{shape[0] / timing.median:.2f}",
-            f"{shape[0] / timing.best:.2f}",
-            f"{base.median / timing.median:.2f}x",
-            f"{base.best / timing.best:.2f}x",
-        ]
-        for name, timing in timings.items()
-    ]
+    return [speed_record(name, shape[0], timing, timings[baseline]) for name, timing in timings.items()]
 
 
 def _torch_call(model: nn.Module, shape: tuple) -> Call:

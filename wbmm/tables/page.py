@@ -2,18 +2,12 @@
 
 import csv
 import io
-import platform
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 
-import timm
-import torch
-
-import wbmm
+from wbmm.bench.machine import machine_facts, measured_line
 from wbmm.deploy.atomic import atomic_path
 from wbmm.text import render_table
-from wbmm.train.compare import machine
 from wbmm.train.console import duration
 
 from .measured import Measured, records
@@ -149,8 +143,7 @@ def markdown_text(measured: Measured, command: str, how: str = "") -> str:
         text += _small_section(rows, measured)
     return (
         f"{text}`--`: not printed by the paper, or not run here (LKA rows need their CUDA package).\n\n"
-        f"Measured: {machine()}, {date.today().isoformat()}; Python {platform.python_version()}, "
-        f"torch {torch.__version__}, timm {timm.__version__}, wbmm {wbmm.__version__}.\n\n```sh\n{command}\n```\n"
+        f"{measured_line(machine_facts())}\n\n```sh\n{command}\n```\n"
     )
 
 

@@ -7,10 +7,10 @@ from functools import partial
 import timm
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from torch import Tensor
 
 from wbmm.bench.timing import Timing, time_interleaved
+from wbmm.bench.train import TrainingStep
 from wbmm.deploy.fuse import fuse
 from wbmm.layers.large_kernel import find_implicit_gemm
 
@@ -63,23 +63,9 @@ def measure_inference(
     return found
 
 
-class _Step:
-    """A training step: forward, backward, AdamW."""
-
-    def __init__(self, model: nn.Module, images: Tensor) -> None:
-        self.model = model.to(memory_format=torch.channels_last).train()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
-        self.images = images
-        self.labels = torch.arange(len(images), device=images.device)
-
-    def __call__(self) -> None:
-        F.cross_entropy(self.model(self.images), self.labels).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-
-
 def measure_training(rows: Sequence[Row], batch: int, size: int, rounds: int, device: str = "cpu") -> dict[str, Timing]:
     """Training steps by row id."""
     images = _images(batch, size, device)
-    calls = {row.id: _Step(_build(row, device), images) for row in rows}
+    layout = {"memory_format": torch.channels_last}
+    calls = {row.id: TrainingStep(_build(row, device).to(**layout), images) for row in rows}
     return _time(calls, f"training, batch {batch}", rounds)

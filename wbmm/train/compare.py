@@ -5,18 +5,15 @@ Every run has its own folder and is resumed where it stopped; finished ones are 
 
 import argparse
 import json
-import platform
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import date
 from pathlib import Path
 from statistics import mean, median, stdev
 
 import timm
-import torch
 
-import wbmm
+import wbmm  # noqa: F401  (registers the models)
+from wbmm.bench.machine import machine_facts, measured_line
 from wbmm.text import render_table
 
 from .config import TrainConfig, load_config, to_dict
@@ -25,7 +22,7 @@ from .metrics import FILE, write_text
 from .report import RunFacts, read_run
 from .run import fit
 
-__all__ = ["Entry", "add_arguments", "compare", "machine", "main", "results_page", "run"]
+__all__ = ["Entry", "add_arguments", "compare", "main", "results_page", "run"]
 
 MAY_DIFFER = {"out", "resume", "timeout", "device"}
 HEAD = ("model", "parameters, M", "top-1 of each seed, %", "mean", "spread (highest - lowest)", "standard deviation")
@@ -125,8 +122,7 @@ def results_page(runs: dict[str, list[RunFacts]], args: argparse.Namespace, titl
         f"{first.get('data.size')} px, {budget}, from random weights. Top-1 on the validation set after the last epoch "
         "(not the best one). Speed is the median over the training of each run, its ratio to the last row's.\n\n"
         f"{render_table((*HEAD, *SPEED), rows, markdown=True)}\n\n"
-        f"Measured: {machine()}, {date.today().isoformat()}; torch {torch.__version__}, timm {timm.__version__}, "
-        f"wbmm {wbmm.__version__}; amp: {first.get('amp')}.\n\n```sh\n{command}\n```\n"
+        f"{measured_line(machine_facts())} amp: {first.get('amp')}.\n\n```sh\n{command}\n```\n"
     )
 
 
@@ -150,13 +146,3 @@ def _row(label: str, facts: list[RunFacts], baseline: float) -> list[str]:
 
 def _speed(facts: list[RunFacts]) -> float:
     return median(item.typical("images_per_s") for item in facts)
-
-
-def machine() -> str:
-    """The device that runs are measured on, for a page of results."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
-    info = Path("/proc/cpuinfo")
-    found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.is_file() else None
-    name = found.group(1) if found else platform.processor() or platform.machine()
-    return f"{torch.get_num_threads()} threads of {name}"

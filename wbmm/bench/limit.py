@@ -1,0 +1,63 @@
+"""The machine's limit in multiply-adds a second: the fastest of several matrix products."""
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+import torch.nn as nn
+
+from wbmm.models.profile import count_macs
+
+from .timing import Timing
+
+__all__ = ["Shape", "count_gmacs", "ffn_shapes", "limit", "product_calls"]
+
+Shape = tuple[int, int, int]  # rows, inputs, outputs
+
+COMMON = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 512, 2048))
+MACS_A_CALL = 1e9  # smaller products are repeated, or the clock and the wake-up of threads would count
+
+
+def ffn_shapes(model: nn.Module, batch: int, size: tuple[int, int]) -> list[Shape]:
+    """The two linears of a feed-forward part of ratio 4, at the width and map size of each stage."""
+    shapes = []
+    for info in model.feature_info:
+        rows = batch * math.prod(math.ceil(side / info["reduction"]) for side in size)
+        shapes += [(rows, info["num_chs"], 4 * info["num_chs"]), (rows, 4 * info["num_chs"], info["num_chs"])]
+    return shapes
+
+
+def product_calls(models: Iterable[nn.Module], batch: int, size: tuple[int, int], device: str) -> dict[Shape, Callable]:
+    """Calls of `addmm` in float32: common shapes, and those of the models at this batch size."""
+    own = (shape for model in models for shape in ffn_shapes(model, batch, size))
+    return {shape: _call(shape, device) for shape in dict.fromkeys((*COMMON, *own))}
+
+
+def _repeats(shape: Shape) -> int:
+    return math.ceil(MACS_A_CALL / math.prod(shape))
+
+
+def _call(shape: Shape, device: str) -> Callable[[], None]:
+    rows, inputs, outputs = shape
+    x = torch.randn(rows, inputs, device=device)
+    weight = torch.randn(outputs, inputs, device=device).t()  # as a linear holds it
+    bias, out = torch.randn(outputs, device=device), torch.empty(rows, outputs, device=device)
+
+    def call() -> None:
+        for _ in range(_repeats(shape)):
+            torch.addmm(bias, x, weight, out=out)
+
+    return call
+
+
+def limit(timings: dict[Shape, Timing]) -> tuple[float, Shape]:
+    """Multiply-adds a second of the fastest shape, by medians, and that shape."""
+    speeds = {shape: math.prod(shape) * _repeats(shape) / timing.median for shape, timing in timings.items()}
+    fastest = max(speeds, key=speeds.get)
+    return speeds[fastest], fastest
+
+
+def count_gmacs(model: nn.Module, size: tuple[int, int]) -> float:
+    """Multiply-adds of one image in units of 1e9, without running the model."""
+    return count_macs(copy.deepcopy(model).to("meta"), size)[""] / 1e9

@@ -1,0 +1,104 @@
+"""Rows of a benchmark as a table, CSV and Markdown, with where and how they were measured."""
+
+import csv
+import io
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from wbmm.deploy.atomic import atomic_path
+from wbmm.text import render_table
+
+from .machine import machine_facts, measured_line
+from .timing import Timing
+
+__all__ = ["check_out", "speed_record", "table", "write_report"]
+
+# key of a record: its column's heading and how a value is shown; a column that no record has is left out
+COLUMNS = {
+    "model": ("model", "{}"),
+    "batch": ("batch", "{}"),
+    "images_per_s": ("images/s (median)", "{:.2f}"),
+    "images_per_s_best": ("images/s (best)", "{:.2f}"),
+    "ratio": ("ratio of medians", "{:.2f}x"),
+    "ratio_best": ("ratio of bests", "{:.2f}x"),
+    "gmacs": ("multiply-adds, G", "{:.2f}"),
+    "share": ("share of the limit", "{:.2f}"),
+    "peak_mb": ("peak memory, MB", "{:.0f}"),
+}
+NONE = "--"
+
+Record = dict[str, object]
+
+
+def speed_record(model: str, batch: int, timing: Timing, baseline: Timing) -> Record:
+    """What every benchmark of speed reports of one model at one batch size."""
+    return {
+        "model": model,
+        "batch": batch,
+        "images_per_s": batch / timing.median,
+        "images_per_s_best": batch / timing.best,
+        "ratio": baseline.median / timing.median,
+        "ratio_best": baseline.best / timing.best,
+    }
+
+
+def table(records: Sequence[Record], markdown: bool = False, first: str = "model") -> str:
+    """Records in columns; `first` is the heading of the first one."""
+    keys = [key for key in COLUMNS if any(key in record for record in records)]
+    headers = [first if key == "model" else COLUMNS[key][0] for key in keys]
+    rows = [[COLUMNS[key][1].format(record[key]) if key in record else NONE for key in keys] for record in records]
+    return render_table(headers, rows, markdown=markdown)
+
+
+def check_out(folder: Path, bench: str) -> tuple[Path, Path]:
+    """The Markdown and the CSV file of a benchmark; an error if something else stands there."""
+    page, sheet = folder / f"{bench}.md", folder / f"{bench}.csv"
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out {folder}: it is a file; expected a folder")
+    for path, start in ((page, _heading(bench)), (sheet, "bench,")):
+        if path.exists() and not path.read_text(encoding="utf-8").startswith(start):
+            raise ValueError(f"{path} is not of `wbmm bench {bench}`: choose another --out")
+    return page, sheet
+
+
+def write_report(
+    folder: Path, bench: str, records: Sequence[Record], setting: Mapping[str, object], argv: Sequence[str], note: str
+) -> tuple[Path, Path]:
+    """Writes both files, each whole or not at all.
+
+    Args:
+        folder: made if there is none.
+        bench: name of the benchmark.
+        records: of the models.
+        setting: what all records share, such as the size of the images; columns of the CSV.
+        argv: arguments of `wbmm bench <bench>`.
+        note: what the figures mean, under the table.
+    """
+    page, sheet = check_out(folder, bench)
+    folder.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["wbmm", "bench", bench, *argv])
+    facts = machine_facts(str(setting.get("device", "cpu")))
+    text = (
+        f"{_heading(bench)}\n{table(records, markdown=True)}\n\n{note}\n\n{measured_line(facts)}\n\n"
+        f"```sh\n{command}\n```\n"
+    )
+    rows = [{"bench": bench, **record, **setting, **facts, "command": command} for record in records]
+    for path, content in ((page, text), (sheet, _csv(rows))):
+        with atomic_path(path, force=True) as temporary:
+            temporary.write_text(content, encoding="utf-8")
+    return page, sheet
+
+
+def _csv(rows: Sequence[Record]) -> str:
+    out = io.StringIO()
+    fields = list(dict.fromkeys(key for row in rows for key in row))
+    writer = csv.DictWriter(out, fields, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
+    return out.getvalue()
+
+
+def _heading(bench: str) -> str:
+    return f"# wbmm bench {bench}\n"
