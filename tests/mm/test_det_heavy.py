@@ -20,7 +20,7 @@ pytestmark = pytest.mark.heavy
 
 ROOT = Path(__file__).parents[2]
 WIDTHS = [40, 80, 160, 320]  # of wbmm_a
-EPOCHS, STEPS = 20, 48  # steps of an epoch
+EPOCHS, STEPS = 14, 48  # steps of an epoch
 TINY = {
     **{"dims": WIDTHS, "width": 64, "fc": 256, "rois": 64, "side": 128, "mask_convs": 2, "score": 0.05},
     **{"batch": 4, "epochs": EPOCHS, "warmup": 120, "lr": 1e-3},

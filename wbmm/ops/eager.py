@@ -13,3 +13,16 @@ def is_eager(*tensors: Tensor) -> bool:
     if torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
     return all(type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_meta for tensor in tensors)
+
+
+def differentiates_on_cpu(*tensors: Tensor) -> bool:
+    """Whether plain autograd on a CPU, in float32 or float64, will ask for gradients, so that our own apply."""
+    first = tensors[0]
+    if not torch.is_grad_enabled() or not is_eager(*tensors) or torch.is_autocast_enabled(first.device.type):
+        return False
+    return (
+        first.device.type == "cpu"
+        and first.dtype in (torch.float32, torch.float64)
+        and all(tensor.dtype == first.dtype for tensor in tensors)
+        and any(tensor.requires_grad for tensor in tensors)
+    )

@@ -7,6 +7,12 @@ from torch import Tensor
 # Above this size of one sample's hidden activation, samples are computed one by one: the hidden layer is four times as
 # wide as the map and, over a whole batch, fits no cache. docs/design.md has the measurement.
 HIDDEN_BYTES = 1_500_000
+LEAST_SQUARE = 1e-30
+
+
+def samples_at_once(batch: int, hidden_bytes: int) -> int:
+    """How many samples to compute together, given the size of one's hidden activation."""
+    return 1 if hidden_bytes > HIDDEN_BYTES else max(batch, 1)
 
 
 def response_norm(x: Tensor, eps: float) -> Tensor:
@@ -21,7 +27,7 @@ def response_norm(x: Tensor, eps: float) -> Tensor:
         norm = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True, dtype=torch.float32)
     else:
         # The bound keeps the gradient of the root finite for a channel that is zero everywhere.
-        norm = x.square().sum((1, 2), keepdim=True).clamp_min(1e-30).sqrt()
+        norm = x.square().sum((1, 2), keepdim=True).clamp_min(LEAST_SQUARE).sqrt()
     return (norm / (norm.mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
@@ -58,8 +64,7 @@ def ffn_inference(
     batch, channels, height, width = x.shape
     rows, residual = _samples(x), _samples(shortcut)
     on_weights = height * width >= channels
-    hidden_bytes = height * width * w1.shape[0] * x.element_size()
-    step = 1 if hidden_bytes > HIDDEN_BYTES else max(batch, 1)
+    step = samples_at_once(batch, height * width * w1.shape[0] * x.element_size())
     out = rows.new_empty(rows.shape)
     for i in range(0, batch, step):
         part = slice(i, i + step)
