@@ -2,7 +2,10 @@
 
 import json
 import os
+import subprocess
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
@@ -11,6 +14,7 @@ from tests.reference import FOLDER, released_state_dict
 from wbmm.mm.backbone import WBMMBackbone
 from wbmm.ops import relative_index
 
+ROOT = Path(__file__).parents[2]
 NARROW = {"arch": "wbmm_a_hier", "dims": (8, 16, 32, 64)}
 
 
@@ -54,6 +58,18 @@ def released_dense_backbone(name: str, values: bool = True) -> dict[str, torch.T
         state_dict[f"norm{i}.weight"] = torch.rand(dim, generator=generator) + 0.5
         state_dict[f"norm{i}.bias"] = torch.randn(dim, generator=generator)
     return state_dict
+
+
+def tool(name: str, *arguments, **kwargs) -> subprocess.CompletedProcess:
+    """Runs one of tools/, as a user does."""
+    command = [sys.executable, str(ROOT / "tools" / f"{name}.py"), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **kwargs)
+
+
+def logged(work_dir: Path) -> list[list[dict]]:
+    """What each start of a run logged, in order, a dict an iteration."""
+    files = sorted(work_dir.glob("*/vis_data/scalars.json"))
+    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
 
 class Bomb:

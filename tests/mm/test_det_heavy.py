@@ -1,41 +1,28 @@
 """What takes minutes: training a tiny Cascade Mask R-CNN across a kill to its AP, two processes, memory, export."""
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("mmdet")
 
+from tests.mm.helpers import ROOT, logged, tool
 from tests.mm.objects import write_config, write_objects
 from wbmm import cli
 
 pytestmark = pytest.mark.heavy
 
-ROOT = Path(__file__).parents[2]
 WIDTHS = [40, 80, 160, 320]  # of wbmm_a
 EPOCHS, STEPS = 14, 48  # steps of an epoch
 TINY = {
     **{"dims": WIDTHS, "width": 64, "fc": 256, "rois": 64, "side": 128, "mask_convs": 2, "score": 0.05},
     **{"batch": 4, "epochs": EPOCHS, "warmup": 120, "lr": 1e-3},
 }
-
-
-def tool(name, *arguments, **kwargs):
-    command = [sys.executable, str(ROOT / "tools" / f"{name}.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **kwargs)
-
-
-def logged(work_dir):
-    """What each start of the run logged, in order, a dict an iteration."""
-    files = sorted(work_dir.glob("*/vis_data/scalars.json"))
-    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from pycocotools import mask as rle
 
+from tests.mm.helpers import logged
 from tests.mm.objects import write_config, write_objects
 from tests.mm.released import released_names
 from wbmm import cli
@@ -41,12 +42,6 @@ class NoteHook(Hook):
         rates = [group["lr"] for group in runner.optim_wrapper.param_groups]
         state = copy.deepcopy(runner.optim_wrapper.state_dict()["state"])
         SEEN.append((runner.epoch, runner.iter, paths, shapes, rates, state))
-
-
-def scalars(work_dir):
-    """What the runner logged of the last start in a folder, a dict an iteration."""
-    (*_, file) = sorted(work_dir.glob("*/vis_data/scalars.json"))
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -90,10 +85,10 @@ def detections(model, config, data):
 
 def test_the_loss_falls(trained):
     folder, _ = trained
-    losses = [line["loss"] for line in scalars(folder) if "loss" in line]
+    losses = [line["loss"] for line in logged(folder)[-1] if "loss" in line]
     assert len(losses) == EPOCHS * STEPS
     assert np.mean(losses[-STEPS:]) < 0.9 * np.mean(losses[:STEPS])
-    last = [line for line in scalars(folder) if "coco/bbox_mAP" in line][-1]
+    last = [line for line in logged(folder)[-1] if "coco/bbox_mAP" in line][-1]
     assert {"coco/bbox_mAP_50", "coco/segm_mAP", "coco/segm_mAP_50"} <= last.keys()
     assert [path.name for path in sorted(folder.glob("epoch_*.pth"))] == [f"epoch_{i + 1}.pth" for i in range(EPOCHS)]
     assert list(folder.glob("best_coco_bbox_mAP_epoch_*.pth"))

@@ -1,35 +1,22 @@
 """What takes minutes: training a tiny UPerNet to 80 mIoU across a kill, two processes, and the trackers."""
 
-import json
 import os
 import re
 import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 pytest.importorskip("mmseg")
 
+from tests.mm.helpers import ROOT, logged, tool
 from tests.mm.shapes import write_config, write_shapes
 
 pytestmark = pytest.mark.heavy
 
-ROOT = Path(__file__).parents[2]
 WIDTHS = [40, 80, 160, 320]  # of wbmm_a_hier
-
-
-def tool(name, *arguments, **kwargs):
-    command = [sys.executable, str(ROOT / "tools" / f"{name}.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, **kwargs)
-
-
-def logged(work_dir):
-    """What each start of the run logged, in order, a dict an iteration."""
-    files = sorted(work_dir.glob("*/vis_data/scalars.json"))
-    return [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
 
 
 def figure(output, name="mIoU"):

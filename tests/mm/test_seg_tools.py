@@ -12,7 +12,7 @@ from PIL import Image
 pytest.importorskip("mmseg")
 
 import wbmm
-from tests.mm.helpers import Bomb
+from tests.mm.helpers import Bomb, logged
 from tests.mm.released import released_names
 from tests.mm.shapes import write_config, write_shapes
 from wbmm import cli
@@ -25,12 +25,6 @@ from wbmm.mm.test import test as run_test  # not `test`, which pytest would coll
 from wbmm.mm.train import main as main_train
 
 ITERATIONS, INTERVAL = 8, 4
-
-
-def scalars(work_dir):
-    """What the runner logged of the last start in a folder, a dict an iteration."""
-    (*_, file) = sorted(work_dir.glob("*/vis_data/scalars.json"))
-    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +78,7 @@ def evaluate(config, checkpoint, work_dir, *options):
 
 def test_the_loss_falls(trained):
     folder, _ = trained
-    losses = [line["loss"] for line in scalars(folder) if "loss" in line]
+    losses = [line["loss"] for line in logged(folder)[-1] if "loss" in line]
     assert len(losses) == ITERATIONS
     assert np.mean(losses[-3:]) < 0.95 * np.mean(losses[:3])
     assert (folder / f"iter_{ITERATIONS}.pth").is_file()
