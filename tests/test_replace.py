@@ -238,3 +238,17 @@ def test_compiled_and_scripted_models():
     conv.compile()
     with pytest.raises(ValueError, match="compiled: replace first"):
         wbmm.replace_depthwise(nn.Sequential(conv))
+
+
+def test_convolutions_with_something_of_their_own_stay():
+    """A padding that is not zeros, a hook, parametrised weights: each would be lost without a word."""
+    convs = [torch.nn.Conv2d(8, 8, 7, padding=3, groups=8) for _ in range(3)]
+    reflected = torch.nn.Conv2d(8, 8, 7, padding=3, groups=8, padding_mode="reflect")
+    convs[0].register_forward_hook(lambda *args: None)
+    torch.nn.utils.parametrizations.weight_norm(convs[1])
+    model = torch.nn.Sequential(*convs, reflected)
+    report = wbmm.replace_depthwise(model)
+    assert [entry.name for entry in report.replaced] == ["2"]
+    reasons = "\n".join(report.reasons())
+    for part in ("a hook on it: 0", "parametrised weights: 1", "padded by reflect: 3"):
+        assert part in reasons

@@ -10,6 +10,7 @@ import torch
 import torch.nn as nn
 from timm.layers import Conv2dSame, trunc_normal_
 from torch import Tensor
+from torch.nn.utils.parametrize import is_parametrized
 
 from .layers import WBMM2d
 from .layers.fused import FusedWBMM2d, batch_norm_affine
@@ -86,7 +87,8 @@ def replace_depthwise(
     """Puts WBMM in the place of each large depthwise convolution of a model, in place, and says what it did.
 
     A convolution's bias stays, as do its device, dtype, memory format and train or eval mode. The new weights are those
-    of a fresh layer (truncated normal, 0.02): the model is to be trained. `wbmm.fuse` gives its inference form.
+    of a fresh layer (truncated normal, 0.02) and trainable, in a frozen model too: the model is to be trained.
+    `wbmm.fuse` gives its inference form.
 
     Args:
         model: of timm's or any other; not compiled, not scripted. Optimisers are built after this.
@@ -155,6 +157,12 @@ def _obstacle(conv: nn.Conv2d, min_kernel: int) -> str | None:
         return "a stride"
     if set(conv.dilation) != {1}:
         return "a dilation"
+    if conv.padding_mode != "zeros":
+        return f"padded by {conv.padding_mode}"
+    if conv._forward_hooks or conv._forward_pre_hooks or conv._backward_hooks or conv._backward_pre_hooks:
+        return "a hook on it"
+    if is_parametrized(conv):
+        return "parametrised weights"
     same = conv.padding == "same" or isinstance(conv, Conv2dSame)
     if not same and any(2 * pad != side - 1 for pad, side in zip(conv.padding, conv.kernel_size, strict=True)):
         return "a padding that changes the map's size"

@@ -67,3 +67,14 @@ def test_wrong_names():
         timm.create_model("unireplknet_a", large_kernel="cutlass", **NARROW)
     with pytest.raises(ValueError, match="is for depthwise mixers such as 'dw13'; the mixer is 'wbmm'"):
         timm.create_model("wbmm_a", large_kernel="implicit_gemm", **NARROW)
+
+
+def test_a_run_with_the_package_loads_without_it():
+    """A checkpoint of `wbmm train` says how its net was run; what it is does not depend on it."""
+    from wbmm.deploy.describe import _card_of_run
+
+    keys = ("mean", "std", "interpolation", "crop_pct", "in_chans", "size")
+    data = dict(zip(keys, ((0.5,), (0.5,), "bicubic", 0.9, 1, 56), strict=True))
+    model = {"name": "unireplknet_a", "args": {"large_kernel": "implicit_gemm", "mixer": "dw13"}}
+    card = _card_of_run({"config": {"model": model, "data": data}, "num_classes": 10})
+    assert card.args == {"mixer": "dw13"}

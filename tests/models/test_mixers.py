@@ -17,7 +17,7 @@ from wbmm.models.mixer import MIXERS, name_when_fused
 from wbmm.models.pattern import parse_windows
 from wbmm.models.profile import Reach, build_on_meta, count_macs, count_params, receptive_fields
 
-NAMES = [*MIXERS, "dw5"]
+NAMES = [*(name for name in MIXERS if name != "slak_all"), "dw5"]
 EXPORTED = ["slak", "win_attn", "full", "parallel", "serial", "half"]  # tests/deploy has the others
 TINY = {"dims": (40, 40, 40, 80), "depths": (2, 1, 2, 1), "pattern": ("WD", "W", "WD", "W"), "num_classes": 10}
 SIZES = [(56, 56), (75, 50), (5, 5)]
@@ -297,3 +297,11 @@ def test_the_windows_argument_has_no_part_in_other_mixers():
     assert parse_windows(7) != build_on_meta("wbmm_a_hier").windows
     a, b = (build_on_meta(name, mixer="slak") for name in ("wbmm_a_hier", "wbmm_a_dense"))
     assert {k: v.shape for k, v in a.state_dict().items()} == {k: v.shape for k, v in b.state_dict().items()}
+
+
+def test_slak_in_all_blocks_has_a_name():
+    named = build_on_meta("wbmm_a_dense", mixer="slak_all")
+    written = build_on_meta("wbmm_a_dense", mixer="slak", pattern=("WW", "WW", "(W)x6", "WW"))
+    assert named.patterns == written.patterns
+    assert named.mixer == "slak"
+    assert {k: v.shape for k, v in named.state_dict().items()} == {k: v.shape for k, v in written.state_dict().items()}

@@ -88,13 +88,21 @@ def test_counts_times_and_trains(capsys):
     model = yaml.safe_load((folders[0] / "config.yaml").read_text())["model"]
     assert model["args"] == {"ls_init_value": 0.1, **NARROW, **TABLE["small"]["args"], "mixer": "dw5"}
     before = [(folder / "metrics.jsonl").stat().st_mtime_ns for folder in folders]
-    assert table("toy", "--no-speed", *TRAIN) == 0
+    assert table("toy", "--no-speed", *TRAIN) == 1
+    assert "has more than this command measures (of wbmm, dw5, ...): choose another" in capsys.readouterr().err
+    assert table("toy", "--rows", "wbmm", *SPEED, *TRAIN) == 1, "nor are rows lost"
+    assert table("toy", "--no-speed", *TRAIN, "--out", "small") == 0
     assert [(folder / "metrics.jsonl").stat().st_mtime_ns for folder in folders] == before
-    again = sheet(Path("runs/table-toy/toy.csv"))
+    again = sheet(Path("small/toy.csv"))
     assert again["dw5"]["small_top1_seeds"] == found["dw5"]["small_top1_seeds"]
-    assert "## Speed" not in Path("runs/table-toy/toy.md").read_text()
-    assert table("toy", "--no-speed", *TRAIN, "optim.lr=1e-3") == 1
+    assert "## Speed" not in Path("small/toy.md").read_text()
+    assert table("toy", "--no-speed", "--out", "small", *TRAIN, "optim.lr=1e-3") == 1
     assert "holds a run of another recipe" in capsys.readouterr().err
+
+
+def test_a_device_that_is_not_there(capsys):
+    assert table("toy", "--device", "cuda:9") == 1
+    assert "--device cuda:9 cannot be used here" in capsys.readouterr().err
 
 
 def test_some_rows_and_their_baseline(capsys):

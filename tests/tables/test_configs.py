@@ -3,8 +3,11 @@
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 
+import wbmm
+from tests.helpers import randomize
 from wbmm.models.profile import build_on_meta
 from wbmm.tables.configs import HEADER, ablation_files, write_ablations
 from wbmm.train.config import load_config
@@ -51,6 +54,22 @@ def test_every_net_of_the_small_recipe_runs():
         net = build_on_meta(cfg.model.name, in_chans=1, num_classes=10, **cfg.model.args)
         with torch.no_grad():
             assert net(torch.zeros(1, 1, cfg.data.size, cfg.data.size, device="meta")).shape == (1, 10)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.startswith("fashion_mnist")])
+def test_every_row_fuses_to_what_it_was(name):
+    """Its small net, narrowed, in float64: real values through both forms."""
+    cfg = load_config(FOLDER / name)
+    narrow = {"dims": (8, 16, 16, 24)} if "convnext" not in name else {"dims": (8, 8, 16, 16)}
+    if cfg.model.args.get("mixer") == "win_attn":
+        narrow = {}  # its heads have 40 channels
+    net = timm.create_model(cfg.model.name, in_chans=1, num_classes=10, **{**cfg.model.args, **narrow})
+    net = randomize(net).double().eval()
+    images = torch.randn(2, 1, cfg.data.size, cfg.data.size, dtype=torch.float64)
+    with torch.no_grad():
+        out = net(images)
+        assert out.std() > 0
+        torch.testing.assert_close(wbmm.fuse(net)(images), out, rtol=1e-10, atol=1e-10)
 
 
 def test_every_segmentation_file_builds_its_backbone():

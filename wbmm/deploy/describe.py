@@ -47,7 +47,7 @@ def _card_of_run(contents: dict) -> ModelCard:
         model, data = contents["config"]["model"], contents["config"]["data"]
         return ModelCard(
             model=model["name"],
-            args=dict(model["args"]),
+            args={key: value for key, value in model["args"].items() if key != "large_kernel"},  # how, not what, it ran
             num_classes=contents["num_classes"],
             input_size=(data["in_chans"], data["size"], data["size"]),
             mean=data["mean"],

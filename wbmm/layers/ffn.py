@@ -3,6 +3,7 @@
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+import torch.nn.modules.module as everywhere
 from torch import Tensor
 
 from wbmm.ops.eager import differentiates_on_cpu, is_eager
@@ -32,9 +33,15 @@ class GlobalResponseNorm(nn.Module):
 
 def _untouched(*modules: nn.Module) -> bool:
     """Whether these modules are what was built here: nothing wrapped, quantised or hooked, which must be called."""
+    if any((everywhere._global_forward_hooks, everywhere._global_forward_pre_hooks)) or any(
+        (everywhere._global_backward_hooks, everywhere._global_backward_pre_hooks)
+    ):
+        return False
     return all(
         type(module) in (nn.Linear, GlobalResponseNorm)
-        and not (module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+        and "forward" not in module.__dict__
+        and not (module._forward_hooks or module._forward_pre_hooks)
+        and not (module._backward_hooks or module._backward_pre_hooks)
         for module in modules
     )
 

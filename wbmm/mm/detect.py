@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 from wbmm.deploy.atomic import atomic_path, check_target
 from wbmm.deploy.images import FileSource, progress_bar
 from wbmm.deploy.photos import find_images
+from wbmm.device import check_device
 from wbmm.train.data.sources import BadImage
 
 from .coco_results import Numbering, to_results
@@ -92,7 +93,6 @@ class Detector:
 
 def open_detector(model: str, config: Path, fuse: bool = True, device: str = "cpu") -> Detector:
     """A detector from a checkpoint and its configuration."""
-    from .device import check_device
     from .require import require
 
     try:

@@ -7,17 +7,9 @@ import torch
 import torch.distributed as td
 from mmengine.config import Config
 
-__all__ = ["check_device", "prepare_device", "without_sync_bn"]
+__all__ = ["prepare_device", "without_sync_bn"]
 
 _SYNC_BN = ("SyncBN", "MMSyncBN", "NaiveSyncBN")
-
-
-def check_device(device: str) -> None:
-    """Raises unless a model can be moved there."""
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from None
 
 
 def without_sync_bn(config: object) -> object:

@@ -10,6 +10,7 @@ from PIL import Image, ImageOps
 from wbmm.deploy.atomic import atomic_path
 from wbmm.deploy.images import FileSource, progress_bar
 from wbmm.deploy.photos import find_images
+from wbmm.device import check_device
 from wbmm.train.data.sources import BadImage
 
 from .overlay import class_colours, overlay
@@ -55,7 +56,6 @@ def open_segmenter(model: str, config: Path | None, fuse: bool = True, device: s
         return _open_exported(model, device)
     if config is None:
         raise ValueError(f"{model}: a segmentor's checkpoint needs its configuration (--config FILE)")
-    from .device import check_device
     from .require import require
 
     try:

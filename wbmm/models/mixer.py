@@ -120,6 +120,7 @@ MIXERS = {
     "dw13_reparam": Mixer(
         _kernel(DilatedReparamConv2d, 13), lambda axis, side, stage: axis.conv(13, 1), large_kernel=True, fused="dw13"
     ),
+    "slak_all": Mixer(_slak, lambda axis, side, stage: axis.conv(SLAK_KERNELS[stage], 1)),  # in D blocks too: `resolve`
     "slak": Mixer(_slak, lambda axis, side, stage: axis.conv(SLAK_KERNELS[stage], 1)),
     # Without SE and with the narrower feed-forward part, its net is about as large as WBMM's.
     "win_attn": Mixer(_windowed(WindowAttention2d), block={"ffn_ratio": 2.5, "se": False}),
@@ -148,18 +149,24 @@ def name_when_fused(name: str) -> str:
     return find_mixer(name).fused or name
 
 
-def resolve(name: str, windows: tuple[StageWindow, ...]) -> tuple[str, tuple[StageWindow, ...]]:
-    """A mixer and the windows of each stage, shorthands written out."""
+def resolve(
+    name: str, patterns: tuple[str, ...], windows: tuple[StageWindow, ...]
+) -> tuple[str, tuple[str, ...], tuple[StageWindow, ...]]:
+    """A mixer, the blocks and the windows of each stage, with shorthands written out."""
     find_mixer(name)
-    if name != "wbmm_hier":
-        return name, windows
+    if name == "slak_all":
+        return "slak", tuple("W" * len(stage) for stage in patterns), windows
+    if name == "wbmm":
+        return name, patterns, windows
+    if name != "wbmm_hier":  # the kernels of M blocks are WBMM's
+        return name, tuple(stage.replace("M", "W") for stage in patterns), windows
     own = parse_windows(HIER_WINDOWS)
     if windows not in (own, parse_windows(7)):
         raise ValueError(
             f"mixer 'wbmm_hier' means windows {' '.join(map(str, own))}; those given are "
             f"{' '.join(map(str, windows))}: leave window_size out, or take mixer='wbmm' with it"
         )
-    return "wbmm", own
+    return "wbmm", patterns, own
 
 
 def create_mixer(site: Site) -> nn.Module:

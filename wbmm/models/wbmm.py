@@ -142,9 +142,7 @@ class WBMM(nn.Module):
         dd = {"device": device, "dtype": dtype}
         super().__init__()
         patterns = parse_pattern(pattern, depths)
-        mixer, windows = resolve(mixer, parse_windows(window_size))
-        if mixer != "wbmm":  # the kernels of M blocks are WBMM's
-            patterns = tuple(stage.replace("M", "W") for stage in patterns)
+        mixer, patterns, windows = resolve(mixer, patterns, parse_windows(window_size))
         if len(dims) != len(patterns) or any(dim % 8 for dim in dims):
             raise ValueError(
                 f"dims {tuple(dims)!r}: expected {len(patterns)} multiples of 8, such as (40, 80, 160, 320)"

@@ -6,6 +6,7 @@ see one canonical path.
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 
 def is_eager(*tensors: Tensor) -> bool:
@@ -16,9 +17,14 @@ def is_eager(*tensors: Tensor) -> bool:
 
 
 def differentiates_on_cpu(*tensors: Tensor) -> bool:
-    """Whether plain autograd on a CPU, in float32 or float64, will ask for gradients, so that our own apply."""
+    """Whether plain autograd on a CPU, in float32 or float64, will ask for gradients, so that our own apply.
+
+    Transforms of `torch.func` and forward-mode differentiation need operators that they know.
+    """
     first = tensors[0]
     if not torch.is_grad_enabled() or not is_eager(*tensors) or torch.is_autocast_enabled(first.device.type):
+        return False
+    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
         return False
     return (
         first.device.type == "cpu"

@@ -7,14 +7,17 @@ What autograd would do in a dozen passes over tensors of four times the map's wi
 - The scale belongs to the small weight while a map has at least as many positions as channels: `u @ (w2 * s).T`.
 - With `q = dy.T @ u`, the gradients of the second weight and of the scale are `q * s` and the sum of `q * w2` over
   outputs: neither `u * s` nor `du * u` is ever formed.
+- Where the gradients are themselves to be differentiated, autograd does the work after all.
 - Samples are taken one by one where one's hidden layer fills the cache, as in inference.
 """
 
-import torch
-from torch import Tensor
-from torch.autograd.function import once_differentiable
+from collections.abc import Sequence
 
-from .ffn import LEAST_SQUARE, samples_at_once
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .ffn import LEAST_SQUARE, response_norm, samples_at_once
 
 __all__ = ["ffn_training"]
 
@@ -31,7 +34,7 @@ def ffn_training(x: Tensor, w1: Tensor, b1: Tensor, gamma: Tensor, beta: Tensor,
         `[B, H, W, C]`.
     """
     batch, height, width, channels = x.shape
-    rows = x.reshape(batch, height * width, channels)
+    rows = x.reshape(batch, height * width, channels).contiguous()
     return _FeedForward.apply(rows, w1, b1, gamma.flatten(), beta.flatten(), w2, eps).view(x.shape)
 
 
@@ -59,17 +62,23 @@ class _FeedForward(torch.autograd.Function):
                 torch.baddbmm(base, u, (w2 * scale[:, None]).transpose(1, 2), out=out[part])
             else:
                 torch.addmm(base, _flat(u * scale[:, None]), w2.t(), out=_flat(out[part]))
-        ctx.save_for_backward(x, hidden, active, norm, w1, gamma, beta, w2)
+        ctx.save_for_backward(hidden, active, norm, x, w1, b1, gamma, beta, w2)
         ctx.eps, ctx.step = eps, step
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, grad):
-        x, hidden, active, norm, w1, gamma, beta, w2 = ctx.saved_tensors
+        hidden, active, norm, *inputs = ctx.saved_tensors
+        needed = ctx.needs_input_grad[:-1]
+        if torch.is_grad_enabled():  # the gradients are themselves to be differentiated
+            return *_plain_gradients(inputs, needed, ctx.eps, grad), None
+        x, w1, _, gamma, beta, w2 = inputs
         batch, positions, channels = x.shape
         grad = grad.contiguous()
-        dx, dw1, dw2 = torch.empty_like(x), torch.zeros_like(w1), torch.zeros_like(w2)
+        dx = torch.empty_like(x) if needed[0] else None
+        dw1, dw2 = (
+            torch.zeros_like(weight) if wanted else None for weight, wanted in ((w1, needed[1]), (w2, needed[5]))
+        )
         db1, dgamma = torch.zeros_like(gamma), torch.zeros_like(gamma)
         for i in range(0, batch, ctx.step):
             part = slice(i, i + ctx.step)
@@ -79,22 +88,38 @@ class _FeedForward(torch.autograd.Function):
             if positions >= channels:
                 q = torch.bmm(g.transpose(1, 2), u)
                 dscale = (q * w2).sum(1)
-                dw2 += q.mul_(scale[:, None]).sum(0)
+                if dw2 is not None:
+                    dw2 += q.mul_(scale[:, None]).sum(0)
                 d = torch.bmm(g, w2 * scale[:, None])
             else:
-                dw2.addmm_(_flat(g).t(), _flat(u * scale[:, None]))
+                if dw2 is not None:
+                    torch.addmm(dw2, _flat(g).t(), _flat(u * scale[:, None]), out=dw2)
                 d = (_flat(g) @ w2).view_as(u)
                 dscale = (d * u).sum(1)
                 d.mul_(scale[:, None])
             dgamma += (dscale * ratio).sum(0)
             d.addcmul_(u, _norm_gradient(dscale * gamma, n, ctx.eps)[:, None])
             torch.ops.aten.gelu_backward.grad_input(d, hidden[part], grad_input=d)
-            torch.mm(_flat(d), w1, out=_flat(dx[part]))
-            dw1.addmm_(_flat(d).t(), _flat(x[part]))
+            if dx is not None:
+                torch.mm(_flat(d), w1, out=_flat(dx[part]))
+            if dw1 is not None:
+                torch.addmm(dw1, _flat(d).t(), _flat(x[part]), out=dw1)
             db1 += _flat(d).sum(0)
         total = _flat(grad).sum(0)
-        dw2.addr_(total, beta)
+        if dw2 is not None:
+            dw2.addr_(total, beta)
         return dx, dw1, db1, dgamma, total @ w2, dw2, None
+
+
+def _plain_gradients(inputs: list[Tensor], needed: Sequence[bool], eps: float, grad: Tensor) -> list[Tensor | None]:
+    """The same by autograd, with a graph."""
+    x, w1, b1, gamma, beta, w2 = inputs
+    u = F.gelu(F.linear(x, w1, b1))
+    scale = 1 + gamma * response_norm(u[:, :, None], eps)[:, 0]
+    out = F.linear(u * scale + beta, w2)
+    wanted = [tensor for tensor, wants in zip(inputs, needed, strict=True) if wants]
+    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+    return [next(found) if wants else None for wants in needed]
 
 
 def _relative(norm: Tensor, eps: float) -> Tensor:

@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from .eager import differentiates_on_cpu, is_eager
-from .product_training import product_training
+from .eager import is_eager
 from .windows import Window, is_channels_last, merge_windows, pad_to_windows, partition_windows
 
 
@@ -34,8 +33,6 @@ def windowed_product(
         raise ValueError(f"input of shape {tuple(x.shape)}: expected [batch, {matrix.shape[0]}, height, width]")
     if torch.compiler.is_exporting() and any(isinstance(side, torch.SymInt) for side in x.shape[-2:]):
         return opaque_product(x, matrix, list(window), bias, shortcuts, padding_mode)
-    if bias is None and padding_mode == "zeros" and differentiates_on_cpu(x, matrix):
-        return product_training(x, matrix, window, shortcuts)
     batch, _, height, width = x.shape
     windows = partition_windows(pad_to_windows(x, window, padding_mode), window)
     if shortcuts:

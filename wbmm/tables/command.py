@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 import wbmm  # noqa: F401  (registers the models)
+from wbmm.device import check_device
 from wbmm.train.report import RunFacts
 
 from .costs import Costs, count_costs
@@ -46,6 +47,8 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and any(number < 1 for number in (value if isinstance(value, list) else [value])):
             raise ValueError(f"--{name.replace('_', '-')} {value}: expected 1 or more")
+    if not args.no_speed:
+        check_device(args.device)
     given = [name for name in ("epochs", "seeds", "set", "runs") if getattr(args, name)]
     if given and not args.train:
         raise ValueError(f"--{given[0]} is for training: say --train RECIPE as well")
@@ -57,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     rows = table.select(args.rows)
     recipe = find_recipe(args.train) if args.train else None
     out = args.out or Path("runs") / f"table-{table.name}"
-    check_pages(out, table.name)
+    check_pages(out, table.name, lambda row: _again(row, rows, args))
     measured = Measured(table, rows, {row.id: count_costs(row.model, row.args) for row in rows})
     # Training first: it can be interrupted, and then no speed has been measured in vain.
     if recipe and not _train(args, measured, recipe):
@@ -68,6 +71,13 @@ def run(args: argparse.Namespace) -> int:
     print(page.read_text(encoding="utf-8"))
     print(f"written to {page} and {sheet}", file=sys.stderr)
     return 0
+
+
+def _again(old: dict[str, str], rows: list[Row], args: argparse.Namespace) -> bool:
+    """Whether a row of an older sheet is measured again, in all that it has."""
+    if old["row"] not in {row.id for row in rows}:
+        return False
+    return not (old.get("training_ratio") and args.no_speed) and not (old.get("small_top1_mean") and not args.train)
 
 
 def _train(args: argparse.Namespace, measured: Measured, recipe: Path) -> bool:

@@ -12,7 +12,7 @@ from wbmm.train.console import duration
 
 from .measured import Measured, records
 
-__all__ = ["check_pages", "csv_text", "markdown_text", "write_pages"]
+__all__ = ["check_pages", "csv_text", "differences", "markdown_text", "write_pages"]
 
 NONE = "--"
 Column = tuple[str, Callable[[dict], object]]
@@ -62,6 +62,28 @@ def _sizes(rows: list[dict]) -> str:
             ("mIoU, paper", _printed("miou")),
         ],
     )
+
+
+ROUNDING = 0.0501  # of the paper's sizes, which have one digit
+
+
+def differences(row: dict) -> list[str]:
+    """The sizes, `params_m` or `flops_g`, that in neither form are the paper's within its rounding."""
+    found = []
+    for key in ("params_m", "flops_g"):
+        paper, counts = row[f"{key}_paper"], (row[key], row[f"{key}_fused"])
+        if paper is not None and all(abs(count - paper) > ROUNDING for count in counts):
+            found.append(key)
+    return found
+
+
+def _unlike(rows: list[dict]) -> list[str]:
+    names = {"params_m": "parameters", "flops_g": "FLOPs"}
+    found = [f"{row['label']} ({names[key]})" for row in rows for key in differences(row)]
+    if not found:
+        return []
+    where = "docs/models.md and docs/baselines.md"
+    return [f"Further from the paper than its rounding, in either form: {', '.join(found)}. {where} say why.\n"]
 
 
 def _speeds(rows: list[dict], measured: Measured) -> str:
@@ -131,6 +153,7 @@ def markdown_text(measured: Measured, command: str, how: str = "") -> str:
         + "\n",
         "## Size\n",
         f"FLOPs are multiply-adds of convolutions, linears and products at 224x224.\n\n{_sizes(rows)}\n",
+        *_unlike(rows),
     ]
     if measured.training or measured.inference:
         parts += [
@@ -158,15 +181,28 @@ def csv_text(measured: Measured) -> str:
     return out.getvalue()
 
 
-def check_pages(folder: Path, name: str) -> tuple[Path, Path]:
-    """Where the two files go; an error if something other than this table's stands there."""
+def check_pages(folder: Path, name: str, keeps: Callable[[dict], bool] = lambda row: True) -> tuple[Path, Path]:
+    """Where the two files go; an error if something other than this table's stands there, or more of it.
+
+    Args:
+        folder: of both files.
+        name: of the table.
+        keeps: whether what an older sheet has on a row will be there again.
+    """
     page, sheet = folder / f"{name}.md", folder / f"{name}.csv"
     if page.exists() and not page.read_text(encoding="utf-8").startswith(_heading(name)):
         raise ValueError(f"{page} is not a page of `wbmm table {name}`: choose another --out")
     if sheet.exists():
         with sheet.open(encoding="utf-8", newline="") as file:
-            if {row.get("table") for row in csv.DictReader(file)} != {name}:
-                raise ValueError(f"{sheet} does not hold `wbmm table {name}`: choose another --out")
+            rows = list(csv.DictReader(file))
+        if {row.get("table") for row in rows} != {name}:
+            raise ValueError(f"{sheet} does not hold `wbmm table {name}`: choose another --out")
+        lost = [row["row"] for row in rows if not keeps(row)]
+        if lost:
+            raise ValueError(
+                f"{sheet} has more than this command measures (of {', '.join(lost[:3])}, ...): choose another --out, "
+                "or remove it"
+            )
     return page, sheet
 
 

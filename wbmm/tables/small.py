@@ -45,8 +45,10 @@ def find_recipe(name: str) -> Path:
     path = Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / name / "_base.yaml"
     if not path.is_file():
         known = sorted(base.parent.name for base in RECIPES.glob("*/_base.yaml"))
-        expected = f"one of {', '.join(known)}" if known else "a name, in the checkout's folder,"
-        raise ValueError(f"no recipe {name!r} ({path} is not there): expected {expected} or a YAML file")
+        expected = f"one of {', '.join(known)}" if known else "to run in the checkout (configs/ablations is not here)"
+        raise ValueError(
+            f"no recipe {name!r} ({path} is not there): expected {expected}, or a YAML file such as configs/digits.yaml"
+        )
     return path
 
 

@@ -1,0 +1,139 @@
+"""The backward pass that is written out, against autograd on the plain formula, in float64."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.modules.module import register_module_forward_hook
+
+from tests.helpers import randomize
+from wbmm.layers import FeedForward
+from wbmm.ops import ffn
+from wbmm.ops.ffn_training import ffn_training
+
+
+def leaves(*shapes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
+
+
+def plain_ffn(x, w1, b1, gamma, beta, w2, eps):
+    u = F.gelu(F.linear(x, w1, b1))
+    norm = torch.linalg.vector_norm(u, dim=(1, 2), keepdim=True)
+    ratio = norm / (norm.mean(-1, keepdim=True) + eps)
+    return F.linear(u * (1 + gamma * ratio) + beta, w2)
+
+
+def compare(call, plain, inputs):
+    """Outputs and all gradients, for a loss that is not symmetric in anything."""
+    results = []
+    for function in (call, plain):
+        out = function(*inputs)
+        weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view(out.shape).sin()
+        results.append([out.detach(), *torch.autograd.grad((out * weights).sum(), inputs)])
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("size", [(3, 9, 7), (2, 2, 3), (1, 1, 1), (2, 1, 13)])
+def test_feed_forward(size, one_by_one, monkeypatch):
+    """More positions than channels and fewer, the whole batch and sample by sample."""
+    monkeypatch.setattr(ffn, "HIDDEN_BYTES", 0 if one_by_one else 10**9)
+    dim = 8
+    inputs = leaves((*size, dim), (4 * dim, dim), (4 * dim,), (1, 1, 1, 4 * dim), (1, 1, 1, 4 * dim), (dim, 4 * dim))
+    compare(lambda *args: ffn_training(*args, 1e-6), lambda *args: plain_ffn(*args, 1e-6), inputs)
+
+
+def test_a_channel_that_is_zero_everywhere():
+    """Its norm has no gradient, nothing becomes infinite, and the others have theirs."""
+    dim = 4
+    inputs = leaves((2, 5, 5, dim), (16, dim), (16,), (16,), (16,), (dim, 16))
+    with torch.no_grad():
+        inputs[1][3], inputs[2][3] = 0, 0
+    ours = torch.autograd.grad(ffn_training(*inputs, 1e-6).square().sum(), inputs)
+    expected = torch.autograd.grad(plain_ffn(*inputs, 1e-6).square().sum(), inputs)
+    live = torch.arange(16) != 3
+    assert all(torch.isfinite(grad).all() for grad in ours)
+    torch.testing.assert_close(ours[1][live], expected[1][live])
+    torch.testing.assert_close(ours[3][live], expected[3][live])
+
+
+@pytest.mark.parametrize("frozen", [("x",), ("w1", "b1"), ("w2",), ("x", "w1", "b1", "gamma", "beta")])
+def test_frozen_parameters(frozen):
+    names = ("x", "w1", "b1", "gamma", "beta", "w2")
+    inputs = leaves((2, 3, 3, 4), (16, 4), (16,), (16,), (16,), (4, 16))
+    inputs = [tensor.detach() if name in frozen else tensor for name, tensor in zip(names, inputs, strict=True)]
+    wanted = [tensor for tensor in inputs if tensor.requires_grad]
+    results = [torch.autograd.grad(f(*inputs, 1e-6).square().sum(), wanted) for f in (ffn_training, plain_ffn)]
+    torch.testing.assert_close(*results)
+
+
+def test_second_derivatives():
+    inputs = leaves((2, 3, 2, 2), (8, 2), (8,), (8,), (8,), (2, 8))
+    assert torch.autograd.gradgradcheck(lambda *args: ffn_training(*args, 1e-6), inputs)
+
+
+class TestFeedForward:
+    """The layer takes the written-out pass where it may, and calls its parts where it must."""
+
+    @pytest.fixture
+    def layer(self):
+        return randomize(FeedForward(8)).double()
+
+    @staticmethod
+    def gradients(layer, x):
+        return torch.autograd.grad(layer(x).sin().sum(), [x, *layer.parameters()])
+
+    @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+    @pytest.mark.parametrize("size", [(2, 5, 5), (3, 2, 2), (2, 1, 1)])
+    def test_gradients(self, layer, size, layout, monkeypatch):
+        (x,) = leaves((size[0], 8, *size[1:]))
+        x = x.detach().contiguous(memory_format=layout).requires_grad_()
+        assert "_FeedForward" in str(nodes(layer(x)))
+        ours = self.gradients(layer, x)
+        monkeypatch.setattr("wbmm.layers.ffn.differentiates_on_cpu", lambda *tensors: False)
+        assert "_FeedForward" not in str(nodes(layer(x)))
+        torch.testing.assert_close(ours, self.gradients(layer, x), rtol=1e-9, atol=1e-9)
+
+    @pytest.mark.parametrize(
+        "register",
+        [
+            lambda module, note: module.register_forward_hook(lambda *args: note()),
+            lambda module, note: module.register_forward_pre_hook(lambda *args: note()),
+            lambda module, note: module.register_full_backward_hook(lambda *args: note()),
+            lambda module, note: module.register_full_backward_pre_hook(lambda *args: note()),
+            lambda module, note: register_module_forward_hook(lambda *args: note()),
+        ],
+    )
+    def test_hooks_are_called(self, layer, register):
+        (x,) = leaves((2, 8, 5, 5))
+        calls = []
+        handle = register(layer.fc1, lambda: calls.append(1))
+        try:
+            self.gradients(layer, x)
+        finally:
+            handle.remove()
+        assert calls
+
+    def test_another_module_in_its_place_is_called(self, layer):
+        layer.fc1 = torch.nn.Sequential(layer.fc1)
+        layer.fc1.weight, layer.fc1.bias = layer.fc1[0].weight, layer.fc1[0].bias
+        assert "_FeedForward" not in str(nodes(layer(leaves((2, 8, 5, 5))[0])))
+
+    def test_functional_transforms(self, layer):
+        (x,) = leaves((2, 8, 5, 5))
+        expected = torch.autograd.grad(layer.eval()(x).sum(), x)[0]
+        torch.testing.assert_close(torch.func.grad(lambda x: layer(x).sum())(x.detach()), expected)
+        _, tangent = torch.func.jvp(layer, (x.detach(),), (torch.ones_like(x),))
+        torch.testing.assert_close(tangent.sum(), expected.sum())
+
+
+def nodes(out):
+    """The names of what a result was computed by."""
+    found, todo = set(), [out.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            todo += [parent for parent, _ in node.next_functions]
+    return [type(node).__name__ for node in found]
