@@ -8,7 +8,6 @@ from pathlib import Path
 from wbmm.bench.machine import machine_facts, measured_line
 from wbmm.deploy.atomic import atomic_path
 from wbmm.text import render_table
-from wbmm.train.console import duration
 
 from .measured import Measured, records
 
@@ -120,7 +119,6 @@ def _accuracies(rows: list[dict]) -> str:
             ("top-1 of each seed, %", lambda r: r["small_top1_seeds"] or NONE),
             ("mean", _number("small_top1_mean", 2)),
             ("spread (highest - lowest)", _number("small_top1_spread", 2)),
-            ("time a run", lambda r: NONE if r["small_seconds"] is None else duration(r["small_seconds"])),
         ],
     )
 
