@@ -1,5 +1,7 @@
 """`wbmm bench memory`: peaks of processes of their own."""
 
+import pytest
+
 from wbmm import cli
 from wbmm.bench.memory import probe
 
@@ -12,6 +14,7 @@ def test_checkpointing_takes_less(capsys):
     assert 0 < checkpointing < training
 
 
+@pytest.mark.heavy
 def test_a_larger_input_takes_more():
     small, large = (probe("wbmm_a", "inference", (side, side), 1) for side in (64, 448))
     assert 0 < small < large

@@ -2,6 +2,7 @@
 
 import csv
 
+import pytest
 import torch
 
 from wbmm import cli
@@ -33,6 +34,7 @@ def test_rows_and_files(tmp_path, capsys):
     assert "cross entropy" in (tmp_path / "train.md").read_text()
 
 
+@pytest.mark.heavy
 def test_memory_grows_with_the_batch(tmp_path, capsys):
     spec = "wbmm_a:plain-training"
     argv = ["bench", "train", spec, "--baseline", spec, "--size", "64", "64", "--batch", "1", "32", "--rounds", "1"]

@@ -283,7 +283,7 @@ def test_a_segmentor_trains_and_is_tested_fused(tmp_path):
     config.write_text(f"_base_ = [{str(tiny)!r}]\nmodel = dict(backbone={backbone!r})\n")
     assert main_train("seg", [str(config), "--work-dir", str(tmp_path / "run")]) == 0
     parser = argparse.ArgumentParser()
-    add_arguments(parser)
+    add_arguments(parser, "seg")
     results = []
     for i, options in enumerate(([], ["--fuse"])):
         argv = [str(config), str(tmp_path / "run" / "iter_2.pth"), "--work-dir", str(tmp_path / f"test{i}"), *options]

@@ -44,22 +44,11 @@ def test_every_imagenet_file_builds_its_model():
         assert next(build_on_meta(cfg.model.name, **args).parameters()).is_meta
 
 
-def test_every_net_of_the_small_recipe_runs():
-    """At its own size, where some maps are smaller than a window."""
-    names = [name for name in FILES if name.startswith("fashion_mnist")]
-    assert len(names) > 40
-    for name in names:
-        cfg = load_config(FOLDER / name)
-        assert cfg.out == f"runs/ablations/{name.removesuffix('.yaml')}"
-        net = build_on_meta(cfg.model.name, in_chans=1, num_classes=10, **cfg.model.args)
-        with torch.no_grad():
-            assert net(torch.zeros(1, 1, cfg.data.size, cfg.data.size, device="meta")).shape == (1, 10)
-
-
 @pytest.mark.parametrize("name", [name for name in FILES if name.startswith("fashion_mnist")])
 def test_every_row_fuses_to_what_it_was(name):
     """Its small net, narrowed, in float64: real values through both forms."""
     cfg = load_config(FOLDER / name)
+    assert cfg.out == f"runs/ablations/{name.removesuffix('.yaml')}"
     narrow = {"dims": (8, 16, 16, 24)} if "convnext" not in name else {"dims": (8, 8, 16, 16)}
     if cfg.model.args.get("mixer") == "win_attn":
         narrow = {}  # its heads have 40 channels
