@@ -6,6 +6,7 @@ from wbmm import cli
 from wbmm.bench.memory import probe
 
 
+@pytest.mark.heavy
 def test_checkpointing_takes_less(capsys):
     argv = ["bench", "memory", "wbmm_a", "--size", "224", "288", "--modes", "training", "checkpointing"]
     assert cli.main([*argv, "--markdown"]) == 0

@@ -65,6 +65,7 @@ def test_the_limit_is_the_fastest_product():
     assert speed == 2048**3
 
 
+@pytest.mark.heavy
 def test_share_of_the_limit_and_files(tmp_path, capsys):
     out = tmp_path / "results"
     argv = ["bench", "model", "wbmm_a:compact", "wbmm_a:plain", "--baseline", "test_convnext", *SMALL, "--limit"]
