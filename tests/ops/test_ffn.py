@@ -5,6 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from wbmm.ops import ffn as ops_ffn
+from wbmm.ops.linear import pack_weight
 
 
 def plain(x, gate, shortcut, w1, b1, gamma, w2, b2, eps):
@@ -14,18 +15,44 @@ def plain(x, gate, shortcut, w1, b1, gamma, w2, b2, eps):
     return shortcut + F.linear(h, w2, b2).permute(0, 3, 1, 2)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (3, 2), (9, 11)])
-@pytest.mark.parametrize("limit", [0, 10**9], ids=["by_sample", "whole_batch"])
-def test_fast_path_equals_the_formula(size, limit, monkeypatch):
-    monkeypatch.setattr(ops_ffn, "HIDDEN_BYTES", limit)
-    dim, hidden, batch = 8, 32, 3
+def inputs(size, batch=3, dim=8, hidden=32):
     make = lambda *shape: torch.randn(*shape, dtype=torch.float64)  # noqa: E731
     x, shortcut = make(batch, dim, *size), make(batch, dim, *size)
     x = x.contiguous(memory_format=torch.channels_last)
-    args = (make(batch, dim), shortcut, make(hidden, dim), make(hidden), make(hidden), make(dim, hidden), make(dim))
+    return (x, make(batch, dim), shortcut, make(hidden, dim), make(hidden), make(hidden), make(dim, hidden), make(dim))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 2), (9, 11)])
+@pytest.mark.parametrize("rows", [1, 10, 200, 10**9], ids=["by_row", "by_rows", "by_samples", "whole_batch"])
+def test_fast_path_equals_the_formula(size, rows, monkeypatch):
+    monkeypatch.setattr(ops_ffn, "rows_at_once", lambda *args: rows)
+    args = inputs(size)
     with torch.no_grad():
-        got = ops_ffn.ffn_inference(x, *args, 1e-6)
-    torch.testing.assert_close(got, plain(x, *args, 1e-6), rtol=1e-12, atol=1e-12)
+        got = ops_ffn.ffn_inference(*args, 1e-6)
+    torch.testing.assert_close(got, plain(*args, 1e-6), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("rows", [10, 10**9])
+def test_fast_path_by_onednn(packed, rows, monkeypatch):
+    """In float32, with weights as they are and in oneDNN's order, against float64."""
+    monkeypatch.setattr(ops_ffn, "rows_at_once", lambda *args: rows)
+    args = inputs((9, 11))
+    expected = plain(*args, 1e-6)
+    x, gate, shortcut, w1, b1, gamma, w2, b2 = (part.float() for part in args)
+    if packed:
+        w1, w2 = pack_weight(w1, 99), pack_weight(w2, 99)
+    with torch.no_grad():
+        got = ops_ffn.ffn_inference(x, gate, shortcut, w1, b1, gamma, w2, b2, 1e-6)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_blocks_bound_the_hidden_layer():
+    like = torch.empty(16, 3136, 80)
+    rows = ops_ffn.rows_at_once(320, like)
+    assert ops_ffn.BLOCK_ROWS < rows < 2 * 3136
+    assert ops_ffn.rows_at_once(10**6, like) == ops_ffn.BLOCK_ROWS
+    assert ops_ffn.rows_at_once(320, like.to("meta")) == 16 * 3136, "not on a CPU: all at once"
 
 
 def test_a_dead_channel_has_a_finite_gradient():

@@ -7,7 +7,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from tests.helpers import randomize
 from wbmm.layers import FeedForward
-from wbmm.ops import ffn
+from wbmm.ops import ffn_training as training
 from wbmm.ops.ffn_training import ffn_training
 
 
@@ -16,14 +16,14 @@ def leaves(*shapes, seed=0):
     return [torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_() for shape in shapes]
 
 
-def plain_ffn(x, w1, b1, gamma, beta, w2, eps):
-    u = F.gelu(F.linear(x, w1, b1))
+def plain_ffn(x, gate, w1, b1, gamma, beta, w2, eps):
+    u = F.gelu(F.linear(x * gate[:, None, None], w1, b1))
     norm = torch.linalg.vector_norm(u, dim=(1, 2), keepdim=True)
     ratio = norm / (norm.mean(-1, keepdim=True) + eps)
     return F.linear(u * (1 + gamma * ratio) + beta, w2)
 
 
-def compare(call, plain, inputs):
+def compare(call, plain, inputs, rtol=1e-10):
     """Outputs and all gradients, for a loss that is not symmetric in anything."""
     results = []
     for function in (call, plain):
@@ -31,37 +31,50 @@ def compare(call, plain, inputs):
         weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view(out.shape).sin()
         results.append([out.detach(), *torch.autograd.grad((out * weights).sum(), inputs)])
     for ours, expected in zip(*results, strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(ours, expected, rtol=rtol, atol=rtol)
+
+
+def shapes(size, dim):
+    wide = 4 * dim
+    return (*size, dim), (size[0], dim), (wide, dim), (wide,), (1, 1, 1, wide), (1, 1, 1, wide), (dim, wide)
 
 
 @pytest.mark.parametrize("one_by_one", [False, True])
 @pytest.mark.parametrize("size", [(3, 9, 7), (2, 2, 3), (1, 1, 1), (2, 1, 13)])
 def test_feed_forward(size, one_by_one, monkeypatch):
     """More positions than channels and fewer, the whole batch and sample by sample."""
-    monkeypatch.setattr(ffn, "HIDDEN_BYTES", 0 if one_by_one else 10**9)
-    dim = 8
-    inputs = leaves((*size, dim), (4 * dim, dim), (4 * dim,), (1, 1, 1, 4 * dim), (1, 1, 1, 4 * dim), (dim, 4 * dim))
+    monkeypatch.setattr(training, "rows_at_once", lambda *args: 1 if one_by_one else 10**9)
+    inputs = leaves(*shapes(size, 8))
     compare(lambda *args: ffn_training(*args, 1e-6), lambda *args: plain_ffn(*args, 1e-6), inputs)
+
+
+@pytest.mark.parametrize("size", [(3, 9, 7), (2, 2, 3)])
+def test_feed_forward_by_onednn(size):
+    """The same in float32, where oneDNN multiplies."""
+    inputs = [tensor.detach().float().requires_grad_() for tensor in leaves(*shapes(size, 8))]
+    compare(lambda *args: ffn_training(*args, 1e-6), lambda *args: plain_ffn(*args, 1e-6), inputs, rtol=2e-4)
 
 
 def test_a_channel_that_is_zero_everywhere():
     """Its norm has no gradient, nothing becomes infinite, and the others have theirs."""
     dim = 4
-    inputs = leaves((2, 5, 5, dim), (16, dim), (16,), (16,), (16,), (dim, 16))
+    inputs = leaves((2, 5, 5, dim), (2, dim), (16, dim), (16,), (16,), (16,), (dim, 16))
     with torch.no_grad():
-        inputs[1][3], inputs[2][3] = 0, 0
+        inputs[2][3], inputs[3][3] = 0, 0
     ours = torch.autograd.grad(ffn_training(*inputs, 1e-6).square().sum(), inputs)
     expected = torch.autograd.grad(plain_ffn(*inputs, 1e-6).square().sum(), inputs)
     live = torch.arange(16) != 3
     assert all(torch.isfinite(grad).all() for grad in ours)
-    torch.testing.assert_close(ours[1][live], expected[1][live])
-    torch.testing.assert_close(ours[3][live], expected[3][live])
+    torch.testing.assert_close(ours[2][live], expected[2][live])
+    torch.testing.assert_close(ours[4][live], expected[4][live])
 
 
-@pytest.mark.parametrize("frozen", [("x",), ("w1", "b1"), ("w2",), ("x", "w1", "b1", "gamma", "beta")])
+@pytest.mark.parametrize(
+    "frozen", [("x",), ("gate",), ("x", "gate"), ("w1", "b1"), ("w2",), ("x", "gate", "w1", "b1", "gamma", "beta")]
+)
 def test_frozen_parameters(frozen):
-    names = ("x", "w1", "b1", "gamma", "beta", "w2")
-    inputs = leaves((2, 3, 3, 4), (16, 4), (16,), (16,), (16,), (4, 16))
+    names = ("x", "gate", "w1", "b1", "gamma", "beta", "w2")
+    inputs = leaves((2, 3, 3, 4), (2, 4), (16, 4), (16,), (16,), (16,), (4, 16))
     inputs = [tensor.detach() if name in frozen else tensor for name, tensor in zip(names, inputs, strict=True)]
     wanted = [tensor for tensor in inputs if tensor.requires_grad]
     results = [torch.autograd.grad(f(*inputs, 1e-6).square().sum(), wanted) for f in (ffn_training, plain_ffn)]
@@ -69,7 +82,7 @@ def test_frozen_parameters(frozen):
 
 
 def test_second_derivatives():
-    inputs = leaves((2, 3, 2, 2), (8, 2), (8,), (8,), (8,), (2, 8))
+    inputs = leaves((2, 3, 2, 2), (2, 2), (8, 2), (8,), (8,), (8,), (2, 8))
     assert torch.autograd.gradgradcheck(lambda *args: ffn_training(*args, 1e-6), inputs)
 
 
@@ -81,19 +94,23 @@ class TestFeedForward:
         return randomize(FeedForward(8)).double()
 
     @staticmethod
-    def gradients(layer, x):
-        return torch.autograd.grad(layer(x).sin().sum(), [x, *layer.parameters()])
+    def gradients(layer, x, *factors):
+        return torch.autograd.grad(layer(x, *factors).sin().sum(), [x, *factors, *layer.parameters()])
 
     @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
     @pytest.mark.parametrize("size", [(2, 5, 5), (3, 2, 2), (2, 1, 1)])
     def test_gradients(self, layer, size, layout, monkeypatch):
         (x,) = leaves((size[0], 8, *size[1:]))
         x = x.detach().contiguous(memory_format=layout).requires_grad_()
+        gate, scale = leaves((size[0], 8), (8,), seed=1)
         assert "_FeedForward" in str(nodes(layer(x)))
-        ours = self.gradients(layer, x)
+        ours = self.gradients(layer, x), self.gradients(layer, x, gate, scale)
+        statistics = layer.norm.running_mean.clone()
         monkeypatch.setattr("wbmm.layers.ffn.differentiates_on_cpu", lambda *tensors: False)
         assert "_FeedForward" not in str(nodes(layer(x)))
-        torch.testing.assert_close(ours, self.gradients(layer, x), rtol=1e-9, atol=1e-9)
+        expected = self.gradients(layer, x), self.gradients(layer, x, gate, scale)
+        torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
+        assert not torch.equal(layer.norm.running_mean, statistics), "batch statistics are taken in either way"
 
     @pytest.mark.parametrize(
         "register",

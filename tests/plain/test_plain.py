@@ -131,8 +131,20 @@ def test_the_original_is_untouched_and_memory_is_contiguous():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("mixer", ["dw13_reparam", "dw5"])
+def test_depthwise_nets(mixer):
+    model = narrow("T", mixer=mixer)
+    images = torch.randn(3, 3, 75, 50, dtype=torch.float64)
+    (expected, gradients), (logits, found) = run(model.train(), images), run(to_plain(model), images)
+    close(logits, expected)
+    compare_gradients(found, gradients)
+    fused = wbmm.fuse(model.eval())
+    with torch.no_grad():
+        close(to_plain(fused)(images), fused(images))
+
+
 def test_what_has_no_such_layout():
-    with pytest.raises(ValueError, match="this model has 'dw5' there"):
-        to_plain(narrow("T", mixer="dw5"))
+    with pytest.raises(ValueError, match="mixer SLaKConv2d has no straightforward form"):
+        to_plain(narrow("T", mixer="slak"))
     with pytest.raises(ValueError, match="this is a ConvNeXt"):
         to_plain(timm.create_model("test_convnext"))

@@ -1,6 +1,7 @@
 """Layers of the family; what has an inference form offers `fuse()`, which returns it."""
 
 from .block import Block, FusedBlock
+from .conv import StridedConv2d
 from .depthwise import DepthwiseConv2d, DilatedReparamConv2d, FusedDepthwiseConv2d
 from .ffn import FeedForward, FusedFeedForward, GlobalResponseNorm
 from .full import FullConnection2d, FusedFullConnection2d
@@ -44,6 +45,7 @@ __all__ = [
     "SLaKConv2d",
     "SerialWBMM2d",
     "SqueezeExcite",
+    "StridedConv2d",
     "WBMM2d",
     "WindowAttention2d",
 ]

@@ -47,12 +47,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.norm(self.mixer(x))
-        if self.se is not None:
-            out = self.se(out)
-        out = self.ffn(out)
-        if self.gamma is not None:
-            out = out * self.gamma[:, None, None]
-        return x + self.drop_path(out)
+        gate = None if self.se is None else self.se(out)
+        return x + self.drop_path(self.ffn(out, gate, self.gamma))
 
     def fuse(self) -> "FusedBlock":
         """The inference form: mixer and BN in one, GRN's beta, fc2, BN and layer scale in one."""
@@ -72,5 +68,5 @@ class FusedBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = self.mixer(x)
         # Gates are cheap where the feed-forward part applies them, so that it needs no second path without them.
-        gate = out.new_ones(out.shape[:2]) if self.se is None else self.se.gate(out)
+        gate = out.new_ones(out.shape[:2]) if self.se is None else self.se(out)
         return self.ffn(out, gate, x)

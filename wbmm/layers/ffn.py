@@ -9,8 +9,10 @@ from torch import Tensor
 from wbmm.ops.eager import differentiates_on_cpu, is_eager
 from wbmm.ops.ffn import ffn_inference, response_norm
 from wbmm.ops.ffn_training import ffn_training
+from wbmm.ops.linear import pack_weight, takes_onednn
 
 from .fused import batch_norm_affine
+from .packed import PackedWeights
 
 
 class GlobalResponseNorm(nn.Module):
@@ -47,7 +49,7 @@ def _untouched(*modules: nn.Module) -> bool:
 
 
 class FeedForward(nn.Module):
-    """`BN(fc2(GRN(GELU(fc1(x)))))`.
+    """`scale * BN(fc2(GRN(GELU(fc1(gate * x)))))`, both factors optional.
 
     Shape: `[B, C, H, W]` to the same. The linears work on the NHWC view, which is free in channels-last memory.
     """
@@ -61,14 +63,29 @@ class FeedForward(nn.Module):
         self.fc2 = nn.Linear(hidden, dim, bias=False, **dd)
         self.norm = nn.BatchNorm2d(dim, **dd)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.permute(0, 2, 3, 1)
-        if differentiates_on_cpu(x, self.fc1.weight) and _untouched(self.fc1, self.grn, self.fc2):
-            grn = self.grn
-            x = ffn_training(x, self.fc1.weight, self.fc1.bias, grn.gamma, grn.beta, self.fc2.weight, grn.eps)
-            return self.norm(x.permute(0, 3, 1, 2))
-        x = self.fc2(self.grn(F.gelu(self.fc1(x))))
-        return self.norm(x.permute(0, 3, 1, 2))
+    def forward(self, x: Tensor, gate: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+        """
+        Args:
+            x: `[B, C, H, W]`.
+            gate: `[B, C]`, from squeeze and excitation.
+            scale: `[C]`, the layer scale.
+        """
+        on_cpu = differentiates_on_cpu(x, self.fc1.weight)
+        if on_cpu and _untouched(self.fc1, self.grn, self.fc2):
+            gate = x.new_ones(x.shape[:2]) if gate is None else gate
+            x, grn = x.permute(0, 2, 3, 1), self.grn
+            x = ffn_training(x, gate, self.fc1.weight, self.fc1.bias, grn.gamma, grn.beta, self.fc2.weight, grn.eps)
+        else:
+            x = x if gate is None else x * gate[:, :, None, None]
+            x = self.fc2(self.grn(F.gelu(self.fc1(x.permute(0, 2, 3, 1)))))
+        x = x.permute(0, 3, 1, 2)
+        if scale is None:
+            return self.norm(x)
+        if on_cpu and isinstance(self.norm, nn.BatchNorm2d):
+            # In the norm's weight and bias the scale costs no pass over the map. Half precision would lose it there.
+            weights = {"weight": self.norm.weight * scale, "bias": self.norm.bias * scale}
+            return torch.func.functional_call(self.norm, weights, (x,))
+        return self.norm(x) * scale[:, None, None]
 
     @torch.no_grad()
     def fuse(self, layer_scale: Tensor | None = None) -> "FusedFeedForward":
@@ -91,7 +108,7 @@ class FeedForward(nn.Module):
         return fused
 
 
-class FusedFeedForward(nn.Module):
+class FusedFeedForward(PackedWeights):
     """`fc2(GELU(fc1(gate * x)) * (1 + gamma * N))`, everything else folded into fc2."""
 
     def __init__(self, dim: int, hidden: int, eps: float, device=None, dtype=None) -> None:
@@ -102,6 +119,13 @@ class FusedFeedForward(nn.Module):
         self.gamma = nn.Parameter(torch.zeros(hidden, **dd))
         self.fc2 = nn.Linear(hidden, dim, **dd)
 
+    def weights(self, rows: int) -> tuple[Tensor, Tensor]:
+        """The weights of both linears for `ffn_inference`; on a CPU in oneDNN's own order, made once."""
+        pair = self.fc1.weight, self.fc2.weight
+        if not takes_onednn(*pair):
+            return pair
+        return self.packed(pair, lambda: tuple(pack_weight(weight, rows) for weight in pair))
+
     def forward(self, x: Tensor, gate: Tensor, shortcut: Tensor) -> Tensor:
         """`shortcut + ffn(gate * x)`.
 
@@ -111,9 +135,8 @@ class FusedFeedForward(nn.Module):
             shortcut: `[B, C, H, W]`.
         """
         if is_eager(x) and not torch.is_grad_enabled() and not torch.is_autocast_enabled(x.device.type):
-            return ffn_inference(
-                x, gate, shortcut, self.fc1.weight, self.fc1.bias, self.gamma, self.fc2.weight, self.fc2.bias, self.eps
-            )
+            w1, w2 = self.weights(x.shape[2] * x.shape[3])
+            return ffn_inference(x, gate, shortcut, w1, self.fc1.bias, self.gamma, w2, self.fc2.bias, self.eps)
         x = F.gelu(self.fc1((x * gate[:, :, None, None]).permute(0, 2, 3, 1)))
         x = self.fc2(x * (1 + self.gamma * response_norm(x, self.eps)))
         return shortcut + x.permute(0, 3, 1, 2)

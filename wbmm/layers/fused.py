@@ -7,7 +7,9 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from wbmm.ops import expand_hierarchical, expand_table, relative_index, windowed_product
+from wbmm.ops import expand_hierarchical, expand_table, pad_to_windows, relative_index, windowed_product
+from wbmm.ops.convolution import prefers_convolution, table_to_kernel, windowed_convolution
+from wbmm.ops.windows import check_map, crop
 
 from .window import WindowLayer
 
@@ -48,6 +50,14 @@ class FusedWBMM2d(CompactMixer):
 
     def build_matrix(self) -> Tensor:
         return expand_table(self.table, self.window, self.index)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.is_grad_enabled() or x.ndim != 4 or not prefers_convolution(x, self.window):
+            return super().forward(x)
+        check_map(x, self.dim)
+        padded = pad_to_windows(x, self.window, self.padding_mode)
+        kernel = table_to_kernel(self.table, self.window)
+        return crop(windowed_convolution(padded, kernel, self.window, self.bias), *x.shape[-2:])
 
 
 class FusedHierarchicalWBMM2d(CompactMixer):

@@ -3,6 +3,9 @@
 Each is window-local at every input size and offers `fuse()`, which returns its inference form (`fused.py`).
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 import torch.nn as nn
 from timm.layers import trunc_normal_
@@ -18,6 +21,8 @@ from wbmm.ops import (
     to_window,
     windowed_product,
 )
+from wbmm.ops.eager import differentiates_on_cpu
+from wbmm.ops.product_training import product_training
 
 from .fused import FusedHierarchicalWBMM2d, FusedWBMM2d, batch_norm_affine
 from .window import WindowLayer
@@ -60,7 +65,7 @@ class WBMM2d(WindowLayer):
         return expand_table(self.table, self.window, self.index)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.product(x, shortcuts=int(self.shortcut))
+        return self.trained_product(x, int(self.shortcut))
 
     @torch.no_grad()
     def folded_table(self) -> Tensor:
@@ -120,7 +125,7 @@ class HierarchicalWBMM2d(WindowLayer):
         return expand_hierarchical(self.table, self.local_table, self.window, self.index, self.local_index)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.product(x, shortcuts=2 * int(self.shortcut))
+        return self.trained_product(x, 2 * int(self.shortcut))
 
     @torch.no_grad()
     def fuse(self, norm: nn.BatchNorm2d | None = None) -> FusedHierarchicalWBMM2d:
@@ -186,12 +191,17 @@ class MultiKernelWBMM2d(WindowLayer):
         """`[branches, C, d, d]`."""
         return torch.stack([expand_table(table, self.window, self.index) for table in self.branch_tables()])
 
-    def forward(self, x: Tensor) -> Tensor:
+    def _products(self, x: Tensor) -> list[Callable]:
+        """The product of each branch."""
+        if differentiates_on_cpu(x, *self.tables()):
+            return [partial(product_training, tables=(table,)) for table in self.branch_tables()]
         matrices = self.matrix()
+        return [partial(windowed_product, matrix=matrices[i]) for i in range(1 + len(self.kernel_sizes))]
+
+    def forward(self, x: Tensor) -> Tensor:
         out = 0.0
-        for i, norm in enumerate(self.branch_norms()):
-            part = windowed_product(x, matrices[i], self.window, shortcuts=int(i == 0), padding_mode=self.padding_mode)
-            out = out + norm(part)
+        for i, (product, norm) in enumerate(zip(self._products(x), self.branch_norms(), strict=True)):
+            out = out + norm(product(x, window=self.window, shortcuts=int(i == 0), padding_mode=self.padding_mode))
         return out
 
     @torch.no_grad()

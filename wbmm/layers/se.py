@@ -7,7 +7,9 @@ from torch import Tensor
 
 
 class SqueezeExcite(nn.Module):
-    """A gate per sample and channel from the mean over the map.
+    """A gate per sample and channel from the mean over the map: `[B, C, H, W]` to `[B, C]`.
+
+    What follows multiplies with it, where that is cheapest.
 
     Args:
         dim: channels.
@@ -19,9 +21,5 @@ class SqueezeExcite(nn.Module):
         self.fc1 = nn.Linear(dim, dim // ratio, device=device, dtype=dtype)
         self.fc2 = nn.Linear(dim // ratio, dim, device=device, dtype=dtype)
 
-    def gate(self, x: Tensor) -> Tensor:
-        """`[B, C, H, W]` to `[B, C]`."""
-        return torch.sigmoid(self.fc2(F.relu(self.fc1(x.mean((2, 3))))))
-
     def forward(self, x: Tensor) -> Tensor:
-        return x * self.gate(x)[:, :, None, None]
+        return torch.sigmoid(self.fc2(F.relu(self.fc1(x.mean((2, 3))))))

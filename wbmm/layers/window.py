@@ -4,6 +4,8 @@ import torch.nn as nn
 from torch import Tensor
 
 from wbmm.ops import PADDING_MODES, MatrixCache, relative_index, windowed_product
+from wbmm.ops.eager import differentiates_on_cpu
+from wbmm.ops.product_training import product_training
 
 
 class WindowLayer(nn.Module):
@@ -36,6 +38,12 @@ class WindowLayer(nn.Module):
     def product(self, x: Tensor, **kwargs) -> Tensor:
         """`windowed_product` with this layer's matrix."""
         return windowed_product(x, self.matrix(), self.window, padding_mode=self.padding_mode, **kwargs)
+
+    def trained_product(self, x: Tensor, shortcuts: int) -> Tensor:
+        """The same for a layer of one table, or of two scales, that may be in training."""
+        if differentiates_on_cpu(x, *self.tables()):
+            return product_training(x, self.tables(), self.window, shortcuts, self.padding_mode)
+        return self.product(x, shortcuts=shortcuts)
 
     def train(self, mode: bool = True) -> "WindowLayer":
         self._cache.clear()

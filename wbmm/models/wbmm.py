@@ -19,7 +19,7 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models._features import feature_take_indices
 from torch import Tensor
 
-from wbmm.layers import Block
+from wbmm.layers import Block, StridedConv2d
 from wbmm.zoo import ZooModel, load_zoo
 
 from .identify import explain_mismatch
@@ -38,9 +38,9 @@ class Stem(nn.Module):
     def __init__(self, in_chans: int, dim: int, device=None, dtype=None) -> None:
         dd = {"device": device, "dtype": dtype}
         super().__init__()
-        self.conv1 = nn.Conv2d(in_chans, dim // 2, 3, stride=2, padding=1, **dd)
+        self.conv1 = StridedConv2d(in_chans, dim // 2, 3, stride=2, padding=1, **dd)
         self.norm1 = LayerNorm2d(dim // 2, eps=1e-6, **dd)
-        self.conv2 = nn.Conv2d(dim // 2, dim, 3, stride=2, padding=1, **dd)
+        self.conv2 = StridedConv2d(dim // 2, dim, 3, stride=2, padding=1, **dd)
         self.norm2 = LayerNorm2d(dim, eps=1e-6, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Downsample(nn.Module):
 
     def __init__(self, in_chs: int, out_chs: int, device=None, dtype=None) -> None:
         super().__init__()
-        self.conv = nn.Conv2d(in_chs, out_chs, 3, stride=2, padding=1, device=device, dtype=dtype)
+        self.conv = StridedConv2d(in_chs, out_chs, 3, stride=2, padding=1, device=device, dtype=dtype)
         self.norm = LayerNorm2d(out_chs, eps=1e-6, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:

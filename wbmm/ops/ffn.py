@@ -1,18 +1,29 @@
 """The feed-forward part in inference, laid out for the cache."""
 
+import math
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-# Above this size of one sample's hidden activation, samples are computed one by one: the hidden layer is four times as
-# wide as the map and, over a whole batch, fits no cache. docs/design.md has the measurement.
-HIDDEN_BYTES = 1_500_000
+from .linear import linear_add, linear_gelu
+
+# The hidden layer is four times as wide as the map, and over a whole batch fits no cache of a CPU. It is computed in
+# blocks of about this size, but of no fewer rows than make the products efficient: docs/speed.md has the measurement.
+BLOCK_BYTES = 2**22
+BLOCK_ROWS = 784
 LEAST_SQUARE = 1e-30
 
 
-def samples_at_once(batch: int, hidden_bytes: int) -> int:
-    """How many samples to compute together, given the size of one's hidden activation."""
-    return 1 if hidden_bytes > HIDDEN_BYTES else max(batch, 1)
+def rows_at_once(hidden_width: int, like: Tensor, least: int = BLOCK_ROWS) -> int:
+    """How many rows of the hidden layer to compute together, but for rounding; all of them on a GPU."""
+    if like.device.type != "cpu":
+        return like.shape[0] * like.shape[1]
+    return max(BLOCK_BYTES // (hidden_width * like.element_size()), least)
+
+
+def relative(norm: Tensor, eps: float) -> Tensor:
+    """Norms `[..., C]` relative to their mean over channels."""
+    return norm / (norm.mean(-1, keepdim=True) + eps)
 
 
 def response_norm(x: Tensor, eps: float) -> Tensor:
@@ -28,7 +39,16 @@ def response_norm(x: Tensor, eps: float) -> Tensor:
     else:
         # The bound keeps the gradient of the root finite for a channel that is zero everywhere.
         norm = x.square().sum((1, 2), keepdim=True).clamp_min(LEAST_SQUARE).sqrt()
-    return (norm / (norm.mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return relative(norm, eps).to(x.dtype)
+
+
+def _response_norm_of(blocks: list[Tensor], eps: float) -> Tensor:
+    """`response_norm` of samples whose rows come in blocks `[N, rows, C]`: `[N, 1, C]`."""
+    if len(blocks) == 1:
+        return response_norm(blocks[0][:, :, None], eps)[:, 0]
+    wide = torch.promote_types(blocks[0].dtype, torch.float32)
+    squares = sum(block.to(wide).square().sum(1, keepdim=True) for block in blocks)
+    return relative(squares.clamp_min(LEAST_SQUARE).sqrt(), eps).to(blocks[0].dtype)
 
 
 def _samples(x: Tensor) -> Tensor:
@@ -49,35 +69,29 @@ def ffn_inference(
 ) -> Tensor:
     """`shortcut + fc2(GELU(fc1(gate * x)) * (1 + gamma * N))`, without gradients.
 
-    Both the gate and GRN's scale are per sample and channel, so where a map has more positions than there are channels
-    they are applied to the small weights instead of the large activations.
+    A block is several samples or, where one sample's hidden layer is too large, some of its rows; N is known once all
+    rows of a sample are.
 
     Args:
         x: `[B, C, H, W]`, channels-last memory.
         gate: `[B, C]`.
         shortcut: `[B, C, H, W]`.
-        w1: `[4C, C]`; b1: `[4C]`; gamma: `[4C]`; w2: `[C, 4C]`; b2: `[C]`.
+        w1: `[4C, C]`; b1: `[4C]`; gamma: `[4C]`; w2: `[C, 4C]`; b2: `[C]`. The weights may be packed (`pack_weight`).
 
     Returns:
         `[B, C, H, W]`, channels-last memory.
     """
     batch, channels, height, width = x.shape
     rows, residual = _samples(x), _samples(shortcut)
-    on_weights = height * width >= channels
-    step = samples_at_once(batch, height * width * w1.shape[0] * x.element_size())
-    out = rows.new_empty(rows.shape)
-    for i in range(0, batch, step):
-        part = slice(i, i + step)
-        if on_weights:
-            hidden = torch.baddbmm(b1, rows[part], (w1 * gate[part, None]).transpose(1, 2))
-        else:
-            hidden = F.linear(rows[part] * gate[part, None], w1, b1)
-        hidden = F.gelu(hidden)
-        scale = 1 + gamma * response_norm(hidden[:, :, None], eps)[:, 0]
-        base = residual[part] + b2
-        if on_weights:
-            torch.baddbmm(base, hidden, (w2 * scale).transpose(1, 2), out=out[part])
-        else:
-            flat = hidden.mul_(scale).flatten(0, 1)
-            torch.addmm(base.flatten(0, 1), flat, w2.t(), out=out[part].flatten(0, 1))
-    return out.view(batch, height, width, channels).permute(0, 3, 1, 2)
+    at_once = rows_at_once(w1.shape[0], rows)
+    step, pieces = max(at_once // (height * width), 1), math.ceil(height * width / at_once)
+    out = []
+    for i in range(0, max(batch, 1), step):
+        samples = slice(i, i + step)
+        gated = rows[samples] * gate[samples, None]
+        blocks = [linear_gelu(block, w1, b1) for block in gated.chunk(pieces, 1)]
+        scale = 1 + gamma * _response_norm_of(blocks, eps)
+        for block, shortcut_block in zip(blocks, residual[samples].chunk(pieces, 1), strict=True):
+            out.append(linear_add(block.mul_(scale), w2, b2, shortcut_block).flatten(0, 1))
+    whole = out[0] if len(out) == 1 else torch.cat(out)
+    return whole.view(batch, height, width, channels).permute(0, 3, 1, 2)

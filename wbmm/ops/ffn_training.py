@@ -1,14 +1,14 @@
 """The feed-forward part in training, with a backward pass written out: fewer passes over the wide hidden layer.
 
-With `u = GELU(x @ w1.T + b1)`, `n` the norm of each channel of `u` over the map, `r = n / (mean(n) + eps)` and
-`s = 1 + gamma * r` for each sample, the result is `(u * s + beta) @ w2.T`. Only the pre-activation and `u` are kept.
-What autograd would do in a dozen passes over tensors of four times the map's width is two products and two passes:
+With `u = GELU((gate * x) @ w1.T + b1)`, `n` the norm of each channel of `u` over the map, `r = n / (mean(n) + eps)` and
+`s = 1 + gamma * r` for each sample, the result is `(u * s + beta) @ w2.T`. Of the wide tensors only the pre-activation
+is kept; `u` is computed again, which costs less than to write and read it. What autograd would do in a dozen passes
+over tensors of four times the map's width is two products and a few passes, over blocks that stay in the cache:
 
-- The scale belongs to the small weight while a map has at least as many positions as channels: `u @ (w2 * s).T`.
 - With `q = dy.T @ u`, the gradients of the second weight and of the scale are `q * s` and the sum of `q * w2` over
-  outputs: neither `u * s` nor `du * u` is ever formed.
+  outputs: neither `u * s` nor `du * u` is formed. `q` is the smaller while a map has at least as many positions as
+  channels.
 - Where the gradients are themselves to be differentiated, autograd does the work after all.
-- Samples are taken one by one where one's hidden layer fills the cache, as in inference.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .ffn import LEAST_SQUARE, response_norm, samples_at_once
+from .ffn import LEAST_SQUARE, relative, response_norm, rows_at_once
+from .linear import linear
 
 __all__ = ["ffn_training"]
 
+BLOCK_ROWS = 3136  # the weights' gradients are added up over blocks: fewer and larger ones than in inference
 
-def ffn_training(x: Tensor, w1: Tensor, b1: Tensor, gamma: Tensor, beta: Tensor, w2: Tensor, eps: float) -> Tensor:
-    """`fc2(GRN(GELU(fc1(x))))` with gradients, in eager mode.
+
+def ffn_training(
+    x: Tensor, gate: Tensor, w1: Tensor, b1: Tensor, gamma: Tensor, beta: Tensor, w2: Tensor, eps: float
+) -> Tensor:
+    """`fc2(GRN(GELU(fc1(gate * x))))` with gradients, in eager mode.
 
     Args:
         x: `[B, H, W, C]`.
+        gate: `[B, C]`.
         w1: `[4C, C]`; b1: `[4C]`; gamma, beta: of GRN, 4C elements in any shape; w2: `[C, 4C]`.
         eps: of GRN.
 
@@ -35,7 +41,7 @@ def ffn_training(x: Tensor, w1: Tensor, b1: Tensor, gamma: Tensor, beta: Tensor,
     """
     batch, height, width, channels = x.shape
     rows = x.reshape(batch, height * width, channels).contiguous()
-    return _FeedForward.apply(rows, w1, b1, gamma.flatten(), beta.flatten(), w2, eps).view(x.shape)
+    return _FeedForward.apply(rows, gate, w1, b1, gamma.flatten(), beta.flatten(), w2, eps).view(x.shape)
 
 
 def _flat(x: Tensor) -> Tensor:
@@ -44,87 +50,95 @@ def _flat(x: Tensor) -> Tensor:
 
 class _FeedForward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, w1, b1, gamma, beta, w2, eps):
-        batch, positions, channels = x.shape
-        width = w1.shape[0]
-        hidden, active = x.new_empty(batch, positions, width), x.new_empty(batch, positions, width)
-        out, norm = x.new_empty(batch, positions, channels), x.new_empty(batch, width)
+    def forward(ctx, x, gate, w1, b1, gamma, beta, w2, eps):
+        batch, positions, _ = x.shape
+        out, norm = torch.empty_like(x), x.new_empty(batch, w1.shape[0])
         base = w2 @ beta
-        step = samples_at_once(batch, positions * width * x.element_size())
+        step = max(rows_at_once(w1.shape[0], x, BLOCK_ROWS) // positions, 1)
+        hidden = []
         for i in range(0, batch, step):
             part = slice(i, i + step)
-            h, u = hidden[part], active[part]
-            torch.addmm(b1, _flat(x[part]), w1.t(), out=_flat(h))
-            torch.ops.aten.gelu.out(h, out=u)
+            hidden.append(linear(x[part] * gate[part, None], w1, b1))
+            u = F.gelu(hidden[-1])
             norm[part] = u.square().sum(1).clamp_min_(LEAST_SQUARE).sqrt_()
-            scale = 1 + gamma * _relative(norm[part], eps)
-            if positions >= channels:
-                torch.baddbmm(base, u, (w2 * scale[:, None]).transpose(1, 2), out=out[part])
-            else:
-                torch.addmm(base, _flat(u * scale[:, None]), w2.t(), out=_flat(out[part]))
-        ctx.save_for_backward(hidden, active, norm, x, w1, b1, gamma, beta, w2)
+            scale = 1 + gamma * relative(norm[part], eps)
+            out[part] = linear(u.mul_(scale[:, None]), w2, base)
+        ctx.save_for_backward(x, gate, w1, b1, gamma, beta, w2, norm, *hidden)
         ctx.eps, ctx.step = eps, step
         return out
 
     @staticmethod
     def backward(ctx, grad):
-        hidden, active, norm, *inputs = ctx.saved_tensors
+        saved = ctx.saved_tensors  # once: activation checkpointing allows no more
+        inputs, norm, hidden = list(saved[:7]), saved[7], saved[8:]
         needed = ctx.needs_input_grad[:-1]
         if torch.is_grad_enabled():  # the gradients are themselves to be differentiated
             return *_plain_gradients(inputs, needed, ctx.eps, grad), None
-        x, w1, _, gamma, beta, w2 = inputs
-        batch, positions, channels = x.shape
+        x, gate, w1, _, gamma, beta, w2 = inputs
         grad = grad.contiguous()
-        dx = torch.empty_like(x) if needed[0] else None
+        dx, dgate = (
+            torch.empty_like(tensor) if wanted else None for tensor, wanted in ((x, needed[0]), (gate, needed[1]))
+        )
         dw1, dw2 = (
-            torch.zeros_like(weight) if wanted else None for weight, wanted in ((w1, needed[1]), (w2, needed[5]))
+            torch.zeros_like(weight) if wanted else None for weight, wanted in ((w1, needed[2]), (w2, needed[6]))
         )
         db1, dgamma = torch.zeros_like(gamma), torch.zeros_like(gamma)
-        for i in range(0, batch, ctx.step):
+        for i, h in zip(range(0, len(x), ctx.step), hidden, strict=True):
             part = slice(i, i + ctx.step)
-            g, u, n = grad[part], active[part], norm[part]
-            ratio = _relative(n, ctx.eps)
+            u, n = F.gelu(h), norm[part]
+            ratio = relative(n, ctx.eps)
             scale = 1 + gamma * ratio
-            if positions >= channels:
-                q = torch.bmm(g.transpose(1, 2), u)
-                dscale = (q * w2).sum(1)
-                if dw2 is not None:
-                    dw2 += q.mul_(scale[:, None]).sum(0)
-                d = torch.bmm(g, w2 * scale[:, None])
-            else:
-                if dw2 is not None:
-                    torch.addmm(dw2, _flat(g).t(), _flat(u * scale[:, None]), out=dw2)
-                d = (_flat(g) @ w2).view_as(u)
-                dscale = (d * u).sum(1)
-                d.mul_(scale[:, None])
+            d, dscale = _second_product(grad[part], u, scale, w2, dw2)
             dgamma += (dscale * ratio).sum(0)
             d.addcmul_(u, _norm_gradient(dscale * gamma, n, ctx.eps)[:, None])
-            torch.ops.aten.gelu_backward.grad_input(d, hidden[part], grad_input=d)
-            if dx is not None:
-                torch.mm(_flat(d), w1, out=_flat(dx[part]))
-            if dw1 is not None:
-                torch.addmm(dw1, _flat(d).t(), _flat(x[part]), out=dw1)
+            torch.ops.aten.gelu_backward.grad_input(d, h, grad_input=d)
             db1 += _flat(d).sum(0)
+            if dw1 is not None:
+                dw1.addmm_(_flat(d).t(), _flat(x[part] * gate[part, None]))
+            if dx is None and dgate is None:
+                continue
+            dgated = linear(d, w1.t())
+            if dgate is not None:
+                dgate[part] = (dgated * x[part]).sum(1)
+            if dx is not None:
+                torch.mul(dgated, gate[part, None], out=dx[part])
         total = _flat(grad).sum(0)
         if dw2 is not None:
             dw2.addr_(total, beta)
-        return dx, dw1, db1, dgamma, total @ w2, dw2, None
+        return dx, dgate, dw1, db1, dgamma, total @ w2, dw2, None
+
+
+def _second_product(g: Tensor, u: Tensor, scale: Tensor, w2: Tensor, dw2: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The backward pass of `(u * scale) @ w2.T`: gradients of `u` (through the product alone) and of the scale.
+
+    Args:
+        g: `[N, P, C]`, the gradient of the result.
+        u: `[N, P, 4C]`; scale: `[N, 4C]`; w2: `[C, 4C]`.
+        dw2: what the weight's gradient is added to, None where it is not wanted.
+    """
+    if u.shape[1] < w2.shape[0]:
+        scratch = u * scale[:, None]
+        if dw2 is not None:
+            dw2 += linear(_flat(g).t(), _flat(scratch).t())
+        d = linear(g, w2.t())
+        dscale = torch.mul(d, u, out=scratch).sum(1)
+        return d.mul_(scale[:, None]), dscale
+    q = torch.stack([linear(g[j].t(), u[j].t()) for j in range(len(g))])
+    dscale = (q * w2).sum(1)
+    if dw2 is not None:
+        dw2 += q.mul_(scale[:, None]).sum(0)
+    return torch.stack([linear(g[j], (w2 * scale[j]).t()) for j in range(len(g))]), dscale
 
 
 def _plain_gradients(inputs: list[Tensor], needed: Sequence[bool], eps: float, grad: Tensor) -> list[Tensor | None]:
     """The same by autograd, with a graph."""
-    x, w1, b1, gamma, beta, w2 = inputs
-    u = F.gelu(F.linear(x, w1, b1))
+    x, gate, w1, b1, gamma, beta, w2 = inputs
+    u = F.gelu(F.linear(x * gate[:, None], w1, b1))
     scale = 1 + gamma * response_norm(u[:, :, None], eps)[:, 0]
     out = F.linear(u * scale + beta, w2)
     wanted = [tensor for tensor, wants in zip(inputs, needed, strict=True) if wants]
     found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
     return [next(found) if wants else None for wants in needed]
-
-
-def _relative(norm: Tensor, eps: float) -> Tensor:
-    """`[B, 4C]`: norms relative to their mean over channels."""
-    return norm / (norm.mean(-1, keepdim=True) + eps)
 
 
 def _norm_gradient(dratio: Tensor, norm: Tensor, eps: float) -> Tensor:

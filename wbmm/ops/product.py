@@ -3,8 +3,7 @@
 import torch
 from torch import Tensor
 
-from .eager import is_eager
-from .windows import Window, is_channels_last, merge_windows, pad_to_windows, partition_windows
+from .windows import Window, check_map, is_channels_last, merge_windows, pad_to_windows, partition_windows
 
 
 def windowed_product(
@@ -29,8 +28,7 @@ def windowed_product(
     Returns:
         `[B, C, H, W]`, in the memory format of `x`.
     """
-    if is_eager(x) and (x.ndim != 4 or x.shape[1] != matrix.shape[0]):
-        raise ValueError(f"input of shape {tuple(x.shape)}: expected [batch, {matrix.shape[0]}, height, width]")
+    check_map(x, matrix.shape[0])
     if torch.compiler.is_exporting() and any(isinstance(side, torch.SymInt) for side in x.shape[-2:]):
         return opaque_product(x, matrix, list(window), bias, shortcuts, padding_mode)
     batch, _, height, width = x.shape

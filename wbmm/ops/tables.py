@@ -85,6 +85,20 @@ def expand_hierarchical(
     return expand_table(table, window, index) + blocks.reshape(-1, 4 * lh * lw, 4 * lh * lw)
 
 
+def collapse_matrix(matrix: Tensor, window: Window) -> Tensor:
+    """The adjoint of `expand_table`: for each offset, the sum of a matrix `[C, d, d]` over the pairs that have it."""
+    table = matrix.new_zeros(matrix.shape[0], num_offsets(window))
+    return table.index_add_(1, relative_index(window, matrix.device).reshape(-1), matrix.flatten(1))
+
+
+def collapse_hierarchical(matrix: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    """The adjoint of `expand_hierarchical`: the sums over the whole window, and over its four quarters."""
+    lh, lw = window[0] // 2, window[1] // 2
+    quarters = matrix.view(-1, 2, lh, 2, lw, 2, lh, 2, lw)
+    local = torch.einsum("cahbwaibj->chwij", quarters).reshape(-1, lh * lw, lh * lw)
+    return collapse_matrix(matrix, window), collapse_matrix(local, (lh, lw))
+
+
 def identity_table(channels: int, window: Window, **factory) -> Tensor:
     """The identity shortcut as a table: 1 at the zero offset. Returns `[C, (2wh-1)(2ww-1)]`."""
     table = torch.zeros(channels, num_offsets(window), **factory)

@@ -27,6 +27,12 @@ def to_window(window: int | tuple[int, int]) -> Window:
     raise ValueError(f"window size {window!r}: expected a positive int or a pair of them, such as 7 or (7, 14)")
 
 
+def check_map(x: Tensor, channels: int) -> None:
+    """An error for anything but a map `[B, C, H, W]` with so many channels."""
+    if is_eager(x) and (x.ndim != 4 or x.shape[1] != channels):
+        raise ValueError(f"input of shape {tuple(x.shape)}: expected [batch, {channels}, height, width]")
+
+
 def grid_size(height: int, width: int, window: Window) -> tuple[int, int]:
     """How many windows cover a map, in each direction."""
     return (height + window[0] - 1) // window[0], (width + window[1] - 1) // window[1]
@@ -93,12 +99,28 @@ def merge_windows(windows: Tensor, size: tuple[int, int, int], window: Window, c
     x = windows.reshape(channels, batch, nh, nw, wh, ww)
     if channels_last:
         x = x.permute(1, 2, 4, 3, 5, 0).reshape(batch, nh * wh, nw * ww, channels).contiguous()
-        return _crop(x.permute(0, 3, 1, 2), height, width)
+        return crop(x.permute(0, 3, 1, 2), height, width)
     x = x.permute(1, 0, 2, 4, 3, 5).reshape(batch, channels, nh * wh, nw * ww).contiguous()
-    return _crop(x, height, width)
+    return crop(x, height, width)
 
 
-def _crop(x: Tensor, height: int, width: int) -> Tensor:
+def partition_batch(x: Tensor, window: Window) -> Tensor:
+    """Cut a map of whole windows into a batch of windows: `[B, C, nh*wh, nw*ww]` to `[N, C, wh, ww]`, channels-last."""
+    wh, ww = window
+    batch, channels, height, width = x.shape
+    x = x.permute(0, 2, 3, 1).reshape(batch, height // wh, wh, width // ww, ww, channels)
+    return x.permute(0, 1, 3, 2, 4, 5).reshape(-1, wh, ww, channels).permute(0, 3, 1, 2)
+
+
+def merge_batch(windows: Tensor, shape: torch.Size, window: Window) -> Tensor:
+    """The inverse of `partition_batch`: `shape` is the map's, its memory channels-last."""
+    wh, ww = window
+    batch, channels, height, width = shape
+    x = windows.permute(0, 2, 3, 1).reshape(batch, height // wh, width // ww, wh, ww, channels)
+    return x.permute(0, 1, 3, 2, 4, 5).reshape(batch, height, width, channels).permute(0, 3, 1, 2)
+
+
+def crop(x: Tensor, height: int, width: int) -> Tensor:
     """Drop rows at the bottom and columns at the right; the memory format stays."""
     bottom, right = x.shape[-2] - height, x.shape[-1] - width
     if is_eager(x) and not bottom and not right:

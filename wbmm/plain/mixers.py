@@ -94,6 +94,21 @@ class PlainMultiKernel(nn.Module):
         return out[:, :, : x.shape[2], : x.shape[3]]
 
 
+class PlainDilated(nn.Module):
+    """UniRepLKNet's operator: a large convolution and dilated small ones, each with its batch norm."""
+
+    def __init__(self, mixer: layers.DilatedReparamConv2d) -> None:
+        super().__init__()
+        self.conv, self.norm = plain_conv(mixer.conv), copy.deepcopy(mixer.norm)
+        self.branches, self.norms = copy.deepcopy(mixer.branches), copy.deepcopy(mixer.norms)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.norm(self.conv(x))
+        for name, conv in self.branches.items():
+            out = out + self.norms[name](conv(x))
+        return out
+
+
 class PlainDense(nn.Module):
     """The fused form: the matrices, built once, and the bias added after the product."""
 
@@ -132,6 +147,7 @@ PLAIN = {
     layers.HierarchicalWBMM2d: PlainHierarchical,
     layers.MultiKernelWBMM2d: PlainMultiKernel,
     layers.DepthwiseConv2d: plain_conv,
+    layers.DilatedReparamConv2d: PlainDilated,
     layers.FusedWBMM2d: _dense,
     layers.FusedHierarchicalWBMM2d: _dense,
     layers.DenseWBMM2d: _dense,

@@ -87,10 +87,9 @@ def to_plain(model: WBMM) -> PlainNet:
     fused model become matrices. Activation checkpointing is not taken over.
 
     Args:
-        model: of the WBMM family with WBMM in its W blocks; in training form, or fused in either form.
+        model: of the WBMM family, with WBMM or a depthwise convolution (UniRepLKNet's among them) in its W blocks; in
+            training form, or fused in either form.
     """
     if not isinstance(model, WBMM):
         raise ValueError(f"the straightforward layout is of the WBMM family alone; this is a {type(model).__name__}")
-    if model.mixer != "wbmm":
-        raise ValueError(f"the straightforward layout has WBMM in its W blocks; this model has {model.mixer!r} there")
     return PlainNet(model).to(memory_format=torch.contiguous_format).train(model.training)

@@ -1,0 +1,63 @@
+"""Linears on a CPU by oneDNN, with what follows them computed in the same kernel.
+
+PyTorch multiplies float32 matrices on x86 by MKL. oneDNN, which it carries for convolutions, was faster at every shape
+of the family that was measured (docs/speed.md), and applies GELU or adds a map while the result is in registers.
+"""
+
+import platform
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .eager import is_eager
+
+__all__ = ["linear", "linear_add", "linear_gelu", "pack_weight", "takes_onednn"]
+
+_X86 = platform.machine() in ("x86_64", "AMD64")
+
+
+def takes_onednn(*tensors: Tensor) -> bool:
+    """Whether oneDNN multiplies these: float32 on an x86 CPU, in eager execution, with `torch.backends.mkldnn` on.
+
+    Dispatch modes, such as PyTorch's counter of operations, do not know its operators and see the canonical ones.
+    """
+    if not is_eager(*tensors):  # first: a compiler must not see the rest
+        return False
+    return (
+        _X86
+        and torch.backends.mkldnn.enabled
+        and torch._C._has_mkldnn
+        and not torch._C._len_torch_dispatch_stack()
+        and all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in tensors)
+    )
+
+
+def pack_weight(weight: Tensor, rows: int) -> Tensor:
+    """A weight `[out, in]` in the order in which oneDNN reads it for about `rows` rows, for the functions below."""
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), rows)
+
+
+def _by_onednn(x: Tensor, weight: Tensor) -> bool:
+    return weight.is_mkldnn or takes_onednn(x, weight)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x @ weight.T + bias`, without gradients; the weight may be packed, or a transposed view."""
+    if _by_onednn(x, weight):
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return F.linear(x, weight, bias)
+
+
+def linear_gelu(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """`GELU(x @ weight.T + bias)`, without gradients; the weight may be packed."""
+    if _by_onednn(x, weight):
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "gelu", [], "none")
+    return F.gelu(F.linear(x, weight, bias))
+
+
+def linear_add(x: Tensor, weight: Tensor, bias: Tensor, other: Tensor) -> Tensor:
+    """`x @ weight.T + bias + other`, without gradients; the weight may be packed."""
+    if _by_onednn(x, weight):
+        return torch.ops.mkldnn._linear_pointwise.binary(x, other, weight, bias, "add")
+    return F.linear(x, weight, bias).add_(other)
