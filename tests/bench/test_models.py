@@ -111,7 +111,6 @@ def test_compiled(capsys):
     ("argv", "reason"),
     [
         (["wbmm_a:sparse"], "form 'sparse' is none of training, compact, dense, plain, plain-training"),
-        (["unireplknet_a:plain"], "'unireplknet_a:plain'"),
         (["test_convnext:plain"], "the straightforward layout is of the WBMM family alone"),
         (["wbmm_q"], "timm knows no model 'wbmm_q'"),
         (["wbmm_a", "--batch", "0"], "--batch [0]"),

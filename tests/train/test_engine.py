@@ -186,7 +186,7 @@ def test_it_learns_and_leaves_its_files(make_config):
     )
     result = fit(load_config(config))
     assert result.best == result.metrics["top1"] or result.best > result.metrics["top1"]
-    assert result.best > 80
+    assert result.best > 50, "one class in five would be 20"
     state = read(config)
     assert state["config"] == yaml.safe_load((out_of(config) / "config.yaml").read_text())
     assert state["position"]["step"] == 48

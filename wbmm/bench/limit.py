@@ -8,10 +8,12 @@ import torch
 import torch.nn as nn
 
 from wbmm.models.profile import count_macs
+from wbmm.ops.linear import linear
 
+from .report import Record
 from .timing import Timing
 
-__all__ = ["Shape", "count_gmacs", "ffn_shapes", "limit", "product_calls"]
+__all__ = ["Shape", "add_shares", "count_gmacs", "ffn_shapes", "limit", "product_calls"]
 
 Shape = tuple[int, int, int]  # rows, inputs, outputs
 
@@ -29,7 +31,7 @@ def ffn_shapes(model: nn.Module, batch: int, size: tuple[int, int]) -> list[Shap
 
 
 def product_calls(models: Iterable[nn.Module], batch: int, size: tuple[int, int], device: str) -> dict[Shape, Callable]:
-    """Calls of `addmm` in float32: common shapes, and those of the models at this batch size."""
+    """Linears in float32, as fast as we can: common shapes, and those of the models at this batch size."""
     own = (shape for model in models for shape in ffn_shapes(model, batch, size))
     return {shape: _call(shape, device) for shape in dict.fromkeys((*COMMON, *own))}
 
@@ -41,12 +43,12 @@ def _repeats(shape: Shape) -> int:
 def _call(shape: Shape, device: str) -> Callable[[], None]:
     rows, inputs, outputs = shape
     x = torch.randn(rows, inputs, device=device)
-    weight = torch.randn(outputs, inputs, device=device).t()  # as a linear holds it
-    bias, out = torch.randn(outputs, device=device), torch.empty(rows, outputs, device=device)
+    weight, bias = torch.randn(outputs, inputs, device=device), torch.randn(outputs, device=device)
 
+    @torch.no_grad()
     def call() -> None:
         for _ in range(_repeats(shape)):
-            torch.addmm(bias, x, weight, out=out)
+            linear(x, weight, bias)
 
     return call
 
@@ -56,6 +58,24 @@ def limit(timings: dict[Shape, Timing]) -> tuple[float, Shape]:
     speeds = {shape: math.prod(shape) * _repeats(shape) / timing.median for shape, timing in timings.items()}
     fastest = max(speeds, key=speeds.get)
     return speeds[fastest], fastest
+
+
+def add_shares(records: Iterable[Record], gmacs: dict[str, float], timings: dict[Shape, Timing], batch: int) -> str:
+    """Gives records of models the share of the limit that they reach; returns a sentence about the limit.
+
+    Args:
+        records: of one batch size; those that `gmacs` does not have are left as they are.
+        gmacs: multiply-adds of one image in units of 1e9, by the record's name.
+        timings: of the products, measured in the same rounds.
+        batch: the batch size.
+    """
+    speed, shape = limit(timings)
+    for record in records:
+        if record["model"] in gmacs:
+            record["gmacs"] = gmacs[record["model"]]
+            record["share"] = record["gmacs"] * 1e9 * record["images_per_s"] / speed
+            record["limit_gmacs_per_s"] = speed / 1e9
+    return f"Limit at batch {batch}: {speed / 1e9:.1f} GMAC/s ({shape[0]}x{shape[1]} by {shape[1]}x{shape[2]})."
 
 
 def count_gmacs(model: nn.Module, size: tuple[int, int]) -> float:

@@ -6,7 +6,7 @@ import torch
 import torch.nn as nn
 
 from .forms import FORMS, build, images_for
-from .limit import count_gmacs, limit, product_calls
+from .limit import add_shares, count_gmacs, product_calls
 from .options import add_speed_arguments, check_speed_arguments, finish, progress
 from .report import Record, speed_record
 from .timing import time_interleaved
@@ -70,12 +70,4 @@ def measure(
     records = [speed_record(spec, batch, timings[spec], base) for spec in models]
     if not gmacs:
         return records, ""
-    speed, shape = limit({shape: timings[shape] for shape in products})
-    for record in records:
-        record["gmacs"] = gmacs[record["model"]]
-        record["share"] = record["gmacs"] * 1e9 * record["images_per_s"] / speed
-        record["limit_gmacs_per_s"] = speed / 1e9
-    return (
-        records,
-        f"Limit at batch {batch}: {speed / 1e9:.1f} GMAC/s ({shape[0]}x{shape[1]} by {shape[1]}x{shape[2]}).",
-    )
+    return records, add_shares(records, gmacs, {shape: timings[shape] for shape in products}, batch)

@@ -12,6 +12,7 @@ import torch.nn as nn
 
 import wbmm
 
+from .limit import add_shares, count_gmacs, product_calls
 from .report import Record, speed_record, table
 from .timing import time_interleaved
 
@@ -30,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="image size (default: the model's)")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument(
+        "--limit", action="store_true", help="measure matrix products in the same run, and each runtime's share of them"
+    )
     parser.add_argument("--markdown", action="store_true")
 
 
@@ -38,14 +42,18 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--batch {args.batch}, --rounds {args.rounds}: each must be at least 1")
     models = {"": wbmm.fuse(_open(args.model)), f"{args.baseline}, ": _open(args.baseline)}
     size = tuple(args.size or models[""].card.input_size[1:])
-    rows = []
+    rows, limits = [], []
     with tempfile.TemporaryDirectory() as folder:
         files = _files(models, args, size, Path(folder))
         for batch in args.batch:
-            rows += _measure(models, files, args, (batch, models[""].card.input_size[0], *size))
+            found, text = _measure(models, files, args, (batch, models[""].card.input_size[0], *size))
+            rows += found
+            limits += [text] if text else []
     print(table(rows, markdown=args.markdown, first=""))
     print(f"\n{models[''].card.describe()}; {size[0]}x{size[1]}, {torch.get_num_threads()} threads, "
           f"{_versions()}; ratios to {args.baseline} in eager PyTorch in the same interleaved run")  # fmt: skip
+    if limits:
+        print(" ".join(limits))
     return 0
 
 
@@ -85,7 +93,10 @@ def _files(models: dict[str, nn.Module], args: argparse.Namespace, size: tuple[i
     return {key: path for key, path in files.items() if key[1] in args.runtimes}
 
 
-def _measure(models: dict[str, nn.Module], files: dict, args: argparse.Namespace, shape: tuple) -> list[Record]:
+def _measure(
+    models: dict[str, nn.Module], files: dict, args: argparse.Namespace, shape: tuple
+) -> tuple[list[Record], str]:
+    """Records of one batch size, and a sentence about the limit if that is asked for."""
     baseline = f"{args.baseline}, eager"
     calls = {baseline: _torch_call(models[f"{args.baseline}, "], shape)}
     if "eager" in args.runtimes:
@@ -97,8 +108,15 @@ def _measure(models: dict[str, nn.Module], files: dict, args: argparse.Namespace
     for (prefix, name), path in files.items():
         calls[f"{prefix}{name}"] = _onnx_call(path, shape) if name == "onnxruntime" else _openvino_call(path, shape)
     _say(f"batch {shape[0]}: {', '.join(calls)}")
-    timings = time_interleaved(calls, rounds=args.rounds, pause=PAUSE_S)
-    return [speed_record(name, shape[0], timing, timings[baseline]) for name, timing in timings.items()]
+    products = product_calls(models.values(), shape[0], shape[2:], "cpu") if args.limit else {}
+    timings = time_interleaved({**calls, **products}, rounds=args.rounds, pause=PAUSE_S)
+    records = [speed_record(name, shape[0], timings[name], timings[baseline]) for name in calls]
+    if not args.limit:
+        return records, ""
+    counts = {prefix: count_gmacs(model, shape[2:]) for prefix, model in models.items()}
+    own = {name: counts[f"{args.baseline}, " if name.startswith(f"{args.baseline}, ") else ""] for name in calls}
+    own.pop("int8", None)  # it multiplies other numbers than the limit is of
+    return records, add_shares(records, own, {shape: timings[shape] for shape in products}, shape[0])
 
 
 def _torch_call(model: nn.Module, shape: tuple) -> Call:
