@@ -1,12 +1,14 @@
 """The windowed product as a depthwise convolution of each window by itself: the table is the kernel."""
 
+import itertools
 import math
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .linear import takes_onednn
-from .windows import Window, grid_size, merge_batch, partition_batch
+from .windows import Window, grid_size, is_channels_last, merge_batch, partition_batch
 
 __all__ = ["prefers_convolution", "table_to_kernel", "windowed_convolution"]
 
@@ -30,16 +32,35 @@ def table_to_kernel(table: Tensor, window: Window) -> Tensor:
 
 
 def windowed_convolution(x: Tensor, kernel: Tensor, window: Window, bias: Tensor | None = None) -> Tensor:
-    """Convolve each window by itself, with zeros around it.
+    """Convolve each window by itself, with zeros around it; windows that the edge cuts are convolved as they are.
 
     Args:
-        x: `[B, C, nh*wh, nw*ww]`, whole windows.
+        x: `[B, C, H, W]`, any H and W.
         kernel: `[C, 1, 2wh-1, 2ww-1]`.
         bias: `[C]`.
 
     Returns:
-        `[B, C, nh*wh, nw*ww]`, channels-last memory.
+        `[B, C, H, W]`, in the memory format of `x`.
     """
-    padding = (window[0] - 1, window[1] - 1)
-    out = F.conv2d(partition_batch(x, window), kernel, bias, padding=padding, groups=x.shape[1])
-    return merge_batch(out, x.shape, window)
+    layout = torch.channels_last if is_channels_last(x) else torch.contiguous_format
+    regions = list(itertools.product(*(_spans(size, side) for size, side in zip(x.shape[-2:], window, strict=True))))
+    if len(regions) == 1:
+        return _convolve(x, kernel, window, bias).contiguous(memory_format=layout)
+    out = torch.empty_like(x, memory_format=layout)
+    for rows, columns in regions:
+        out[..., rows, columns] = _convolve(x[..., rows, columns], kernel, window, bias)
+    return out
+
+
+def _spans(size: int, side: int) -> list[slice]:
+    """The whole windows along one axis, and what is left of the last one."""
+    whole = size - size % side
+    return [span for span in (slice(0, whole), slice(whole, size)) if span.start < span.stop]
+
+
+def _convolve(x: Tensor, kernel: Tensor, window: Window, bias: Tensor | None) -> Tensor:
+    """A map of whole windows, or of cut ones alone along an axis, which need the middle of the kernel only."""
+    (wh, ww), (h, w) = window, (min(window[0], x.shape[2]), min(window[1], x.shape[3]))
+    kernel = kernel[..., wh - h : wh + h - 1, ww - w : ww + w - 1]
+    out = F.conv2d(partition_batch(x, (h, w)), kernel, bias, padding=(h - 1, w - 1), groups=x.shape[1])
+    return merge_batch(out, x.shape, (h, w))

@@ -43,7 +43,7 @@ class _WindowedProduct(torch.autograd.Function):
         ctx.convolve = len(tables) == 1 and prefers_convolution(x, window)
         ctx.save_for_backward(x, *tables)
         if ctx.convolve:
-            return _as(x, windowed_convolution(x, _kernel(tables[0], window, shortcuts), window))
+            return windowed_convolution(x, _kernel(tables[0], window, shortcuts), window)
         windows = partition_windows(x, window)
         return _merge(_multiply(windows, _matrix(tables, window), shortcuts), x, window)
 
@@ -56,7 +56,7 @@ class _WindowedProduct(torch.autograd.Function):
         dx = None
         g = None if ctx.convolve and not any(wanted[3:]) else partition_windows(grad, window)
         if wanted[0] and ctx.convolve:
-            dx = _as(x, windowed_convolution(grad, _kernel(tables[0], window, shortcuts).flip(2, 3), window))
+            dx = windowed_convolution(grad, _kernel(tables[0], window, shortcuts).flip(2, 3), window)
         elif wanted[0]:
             dx = _merge(_multiply(g, _matrix(tables, window).transpose(1, 2), shortcuts), x, window)
         if not any(wanted[3:]):
@@ -82,10 +82,6 @@ def _multiply(windows: Tensor, matrix: Tensor, shortcuts: int) -> Tensor:
 def _merge(windows: Tensor, like: Tensor, window: Window) -> Tensor:
     batch, _, height, width = like.shape
     return merge_windows(windows, (batch, height, width), window, is_channels_last(like))
-
-
-def _as(like: Tensor, x: Tensor) -> Tensor:
-    return x if is_channels_last(like) else x.contiguous()
 
 
 def _table_gradients(windows: Tensor, grad: Tensor, tables: list[Tensor], window: Window) -> list[Tensor]:

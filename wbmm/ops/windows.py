@@ -109,7 +109,8 @@ def partition_batch(x: Tensor, window: Window) -> Tensor:
     wh, ww = window
     batch, channels, height, width = x.shape
     x = x.permute(0, 2, 3, 1).reshape(batch, height // wh, wh, width // ww, ww, channels)
-    return x.permute(0, 1, 3, 2, 4, 5).reshape(-1, wh, ww, channels).permute(0, 3, 1, 2)
+    # A view of one row of windows would not count as channels-last, and be converted twice.
+    return x.permute(0, 1, 3, 2, 4, 5).reshape(-1, wh, ww, channels).contiguous().permute(0, 3, 1, 2)
 
 
 def merge_batch(windows: Tensor, shape: torch.Size, window: Window) -> Tensor:

@@ -1,0 +1,50 @@
+"""Windows as convolutions against the product with the matrix."""
+
+import pytest
+import torch
+
+from wbmm.layers import FusedWBMM2d
+from wbmm.ops import convolution, expand_table, num_offsets, windowed_product
+from wbmm.ops.convolution import prefers_convolution, table_to_kernel, windowed_convolution
+
+SIZES = [(14, 21), (7, 7), (9, 13), (15, 7), (3, 2), (1, 30)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("window", [(7, 7), (3, 4), (14, 14)])
+def test_equals_the_product(size, window):
+    table, bias = torch.randn(5, num_offsets(window), dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+    x = torch.randn(2, 5, *size, dtype=torch.float64).contiguous(memory_format=torch.channels_last)
+    expected = windowed_product(x, expand_table(table, window), window, bias)
+    got = windowed_convolution(x, table_to_kernel(table, window), window, bias)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+    assert got.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("mode", ["zeros", "replicate", "reflect"])
+@pytest.mark.parametrize("size", [(14, 14), (9, 13)])
+def test_a_fused_layer_takes_it_for_few_windows(size, mode, layout, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        "wbmm.layers.fused.windowed_convolution", lambda *args: calls.append(1) or windowed_convolution(*args)
+    )
+    layer = FusedWBMM2d(torch.randn(6, 169), torch.randn(6), (7, 7), mode).eval()
+    x = torch.randn(2, 6, *size).contiguous(memory_format=layout)
+    with torch.no_grad():
+        got = layer(x)
+        assert calls
+        monkeypatch.setattr(convolution, "FEW_WINDOWS", 0)
+        expected = layer(x)
+    assert len(calls) == 1
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+    assert got.stride() == expected.stride()
+
+
+def test_who_prefers_it():
+    few, many = torch.empty(1, 4, 14, 14), torch.empty(16, 4, 56, 56)
+    assert prefers_convolution(few, (7, 7))
+    assert not prefers_convolution(many, (7, 7))
+    assert not prefers_convolution(few, (4, 4)), "small windows have small matrices"
+    assert prefers_convolution(many, (14, 14))
+    assert not prefers_convolution(few.double(), (14, 14)), "float64 has no such convolution"
