@@ -13,6 +13,7 @@ from torch import Tensor
 from wbmm.text import render_table
 
 from .card import ModelCard
+from .compiled import add_runtime_argument
 from .images import batches, check_classes, no_more_than, open_labelled, progress_bar
 
 __all__ = ["EXAMPLE", "Outputs", "add_arguments", "add_data_arguments", "agreement", "collect", "main", "run", "top"]
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--model", help="the model's name, where a file does not tell")
     parser.add_argument("--no-ema", dest="ema", action="store_false", help="the weights themselves, not their average")
+    add_runtime_argument(parser)
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
 
 
@@ -113,10 +115,12 @@ def classifier(runner, name: str):
 
 
 def run(args: argparse.Namespace) -> int:
-    from .runtime import open_runner
+    from .compiled import open_compiled
 
     _check_numbers(args)
-    runners = [classifier(open_runner(name, args.device, args.model, args.ema), name) for name in args.models]
+    runners = [
+        classifier(open_compiled(name, args.device, args.model, args.ema, args.runtime), name) for name in args.models
+    ]
     source = open_labelled(runners[0].card, args.data, args.source, args.split)
     told = set()
     for name, runner in zip(args.models, runners, strict=True):

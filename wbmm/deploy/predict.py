@@ -11,6 +11,7 @@ from pathlib import Path
 
 from .atomic import atomic_path, check_target
 from .card import ModelCard
+from .compiled import add_runtime_argument
 from .evaluate import classifier
 from .images import Batch, FileSource, batches, progress_bar
 from .photos import find_images
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--workers", type=int, default=min(4, os.cpu_count() or 1), help="processes that read images")
     parser.add_argument("--device", default="cpu")
+    add_runtime_argument(parser)
     parser.add_argument("--model", help="the model's name, where the file does not tell")
     parser.add_argument("--no-ema", dest="ema", action="store_false", help="the weights themselves, not their average")
     parser.add_argument("--force", action="store_true", help="replace pictures and CSV files that exist")
@@ -84,7 +86,7 @@ def _classify(runner, part: Batch, paths: list[Path], names: list[str], topk: in
 
 
 def run(args: argparse.Namespace) -> int:
-    from .runtime import open_runner
+    from .compiled import open_compiled
 
     for name in ("topk", "batch"):
         if getattr(args, name) < 1:
@@ -92,7 +94,8 @@ def run(args: argparse.Namespace) -> int:
     if args.workers < 0:
         raise ValueError(f"--workers {args.workers}: give 0 or more")
     paths = find_images(args.images)
-    runner = classifier(open_runner(args.model_or_file, args.device, args.model, args.ema), args.model_or_file)
+    runner = open_compiled(args.model_or_file, args.device, args.model, args.ema, args.runtime)
+    runner = classifier(runner, args.model_or_file)
     csv_file, pictures = _targets(args, paths)
     print(f"{args.model_or_file}: {runner.card.describe()}, {runner.name}")
     print(f"transform: {runner.card.describe_transform()}\n")

@@ -41,6 +41,7 @@ class Runner:
         card: what the file says about itself.
         batch: the batch size of the file, None where any will do. Calls with another one are cut and padded to it.
         size: (height, width) of the file, None where any will do.
+        net: the module, where PyTorch runs one.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class Runner:
         forward: Forward,
         batch: int | None = None,
         size: tuple[int, int] | None = None,
+        net: nn.Module | None = None,
     ) -> None:
         self.name = name
+        self.net = net
         self.card = card
         self.batch = batch
         self.size = size
@@ -109,7 +112,7 @@ def torch_runner(model: nn.Module, card: ModelCard | None = None, device: str = 
         outputs = model.forward_intermediates(images, intermediates_only=True) if features else (model(images),)
         return [output.float().cpu() for output in outputs]
 
-    return Runner(f"PyTorch, {form_of(model)}", card, forward)
+    return Runner(f"PyTorch, {form_of(model)}", card, forward, net=model)
 
 
 def onnx_session(path: str | Path, device: str = "cpu", threads: int | None = None):
