@@ -17,6 +17,7 @@ DEFAULT = (
     "wbmm_t:dense",
     "wbmm_t:plain",
     "unireplknet_t:compact",
+    "unireplknet_t:plain",
     "convnext_tiny",
     "convnextv2_tiny",
     "swin_tiny_patch4_window7_224",

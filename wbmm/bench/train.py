@@ -14,7 +14,7 @@ from .report import Record, speed_record
 from .timing import time_interleaved
 
 EXAMPLE = "wbmm bench train wbmm_t wbmm_t:plain-training unireplknet_t --batch 16 --memory"
-DEFAULT = ("wbmm_t", "wbmm_t:plain-training", "unireplknet_t", "convnext_tiny")
+DEFAULT = ("wbmm_t", "wbmm_t:plain-training", "unireplknet_t", "unireplknet_t:plain-training", "convnext_tiny")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -44,11 +44,11 @@ def response_norm(x: Tensor, eps: float) -> Tensor:
 
 def _response_norm_of(blocks: list[Tensor], eps: float) -> Tensor:
     """`response_norm` of samples whose rows come in blocks `[N, rows, C]`: `[N, 1, C]`."""
-    if len(blocks) == 1:
+    if len(blocks) == 1 and blocks[0].element_size() < 4:
         return response_norm(blocks[0][:, :, None], eps)[:, 0]
     wide = torch.promote_types(blocks[0].dtype, torch.float32)
-    squares = sum(block.to(wide).square().sum(1, keepdim=True) for block in blocks)
-    return relative(squares.clamp_min(LEAST_SQUARE).sqrt(), eps).to(blocks[0].dtype)
+    first, *rest = (block.to(wide).square().sum(1, keepdim=True) for block in blocks)
+    return relative(sum(rest, first).sqrt_(), eps).to(blocks[0].dtype)
 
 
 def _samples(x: Tensor) -> Tensor:
