@@ -181,7 +181,7 @@ def _prepare(graph: Graph, shapes: Shapes, format: str, half: bool) -> Callable[
     program = to_torchexport.capture(graph, shapes, graph.card)
     if format == "torchexport":
         return lambda path: to_torchexport.save(program, graph.card, path)
-    converted = to_onnx.convert(program, graph.output_names, shapes.dims())
+    converted = to_onnx.convert(program, graph.output_names, shapes.dims(), convolutions=format == "openvino")
     if format == "onnx":
         return lambda path: to_onnx.save(converted, graph.card, path)
     model = to_openvino.convert(converted)

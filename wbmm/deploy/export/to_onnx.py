@@ -19,8 +19,13 @@ __all__ = ["convert", "metadata", "save"]
 LIMIT = 2**31  # of a protobuf file
 
 
-def convert(program: torch.export.ExportedProgram, output_names: Sequence[str], dims: dict[int, object] | None):
-    """The `torch.onnx.ONNXProgram` of an exported program."""
+def convert(
+    program: torch.export.ExportedProgram,
+    output_names: Sequence[str],
+    dims: dict[int, object] | None,
+    convolutions: bool = False,
+):
+    """The `torch.onnx.ONNXProgram` of an exported program; `convolutions` as in `translations`."""
     need("onnx"), need("onnxscript")
     size = sum(value.numel() * value.element_size() for value in program.state_dict.values())
     if size > LIMIT:
@@ -35,7 +40,7 @@ def convert(program: torch.export.ExportedProgram, output_names: Sequence[str], 
             opset_version=OPSET,
             input_names=[INPUT_NAME],
             output_names=list(output_names),
-            custom_translation_table=translations(),
+            custom_translation_table=translations(convolutions),
         )
     _tidy(converted.model.graph, dims or {})
     return converted

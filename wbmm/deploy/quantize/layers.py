@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-__all__ = ["GROUPS", "RESHAPES", "Layer", "group_of_product", "mark_head", "match_layers"]
+__all__ = ["FOLLOWS", "GROUPS", "RESHAPES", "Layer", "group_of_product", "mark_head", "match_layers"]
 
 GROUPS = {
     "convolution": "dense convolutions: stem, downsampling",

@@ -13,7 +13,7 @@ from wbmm.deploy.card import ModelCard
 from wbmm.deploy.export import to_openvino
 from wbmm.deploy.runtime import need, read_openvino
 
-from .layers import RESHAPES, Layer, group_of_product, mark_head
+from .layers import FOLLOWS, RESHAPES, Layer, group_of_product, mark_head
 
 __all__ = ["OpenVino"]
 
@@ -78,6 +78,8 @@ class OpenVino:
 
 def _group(node) -> str | None:
     kind = node.get_type_name()
+    if kind == "Convolution" and list(node.input(1).get_shape())[2:] == [1, 1]:  # linears of the feed-forward part
+        return FOLLOWS.get(_follows(node), "reduce")
     if kind != "MatMul":
         return _CONVOLUTIONS.get(kind)
     constant = _is_constant(node.input_value(1).get_node())
