@@ -24,7 +24,7 @@ def test_equals_the_product(size, window):
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("mode", ["zeros", "replicate", "reflect"])
 @pytest.mark.parametrize("size", [(14, 14), (9, 13)])
-def test_a_fused_layer_takes_it_for_few_windows(size, mode, layout, monkeypatch):
+def test_a_fused_layer_takes_it(size, mode, layout, monkeypatch):
     calls = []
     monkeypatch.setattr(
         "wbmm.layers.fused.windowed_convolution", lambda *args: calls.append(1) or windowed_convolution(*args)
@@ -34,7 +34,7 @@ def test_a_fused_layer_takes_it_for_few_windows(size, mode, layout, monkeypatch)
     with torch.no_grad():
         got = layer(x)
         assert calls
-        monkeypatch.setattr(convolution, "FEW_WINDOWS", 0)
+        monkeypatch.setattr(convolution, "LEAST_SIDE", 100)
         expected = layer(x)
     assert len(calls) == 1
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
@@ -42,9 +42,8 @@ def test_a_fused_layer_takes_it_for_few_windows(size, mode, layout, monkeypatch)
 
 
 def test_who_prefers_it():
-    few, many = torch.empty(1, 4, 14, 14), torch.empty(16, 4, 56, 56)
-    assert prefers_convolution(few, (7, 7))
-    assert not prefers_convolution(many, (7, 7))
-    assert not prefers_convolution(few, (4, 4)), "small windows have small matrices"
-    assert prefers_convolution(many, (14, 14))
-    assert not prefers_convolution(few.double(), (14, 14)), "float64 has no such convolution"
+    x = torch.empty(16, 4, 56, 56)
+    assert prefers_convolution(x, (7, 7))
+    assert prefers_convolution(x, (14, 14))
+    assert not prefers_convolution(x, (4, 14)), "small windows have small matrices"
+    assert not prefers_convolution(x.double(), (14, 14)), "float64 has no such convolution"

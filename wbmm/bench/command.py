@@ -7,6 +7,7 @@ BENCHES = {
     "model": "wbmm.bench.models",
     "train": "wbmm.bench.train",
     "runtime": "wbmm.bench.runtime",
+    "paths": "wbmm.bench.paths",
     "seg": "wbmm.bench.seg",
     "det": "wbmm.bench.det",
     "memory": "wbmm.bench.memory",

@@ -18,6 +18,8 @@ __all__ = ["check_out", "speed_record", "table", "write_report"]
 COLUMNS = {
     "model": ("model", "{}"),
     "batch": ("batch", "{}"),
+    "first": ("first path (median)", "{}"),
+    "second": ("second path (median)", "{}"),
     "images_per_s": ("images/s (median)", "{:.2f}"),
     "images_per_s_best": ("images/s (best)", "{:.2f}"),
     "ratio": ("ratio of medians", "{:.2f}x"),
@@ -25,6 +27,7 @@ COLUMNS = {
     "gmacs": ("multiply-adds, G", "{:.2f}"),
     "share": ("share of the limit", "{:.2f}"),
     "peak_mb": ("peak memory, MB", "{:.0f}"),
+    "taken": ("taken", "{}"),
 }
 NONE = "--"
 

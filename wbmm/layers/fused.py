@@ -57,7 +57,7 @@ class FusedWBMM2d(CompactMixer):
         check_map(x, self.dim)
         # Zeros around a window that the edge cuts are what a convolution has there anyway.
         padded = x if self.padding_mode == "zeros" else pad_to_windows(x, self.window, self.padding_mode)
-        kernel = table_to_kernel(self.table, self.window)
+        kernel = self._kernels.get((self.table,), lambda: table_to_kernel(self.table, self.window))
         out = windowed_convolution(padded, kernel, self.window, self.bias)
         return crop(out, *x.shape[-2:])
 

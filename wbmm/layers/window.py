@@ -19,7 +19,7 @@ class WindowLayer(nn.Module):
         self.window = window
         self.padding_mode = padding_mode
         self.register_buffer("index", relative_index(window, device), persistent=False)
-        self._cache = MatrixCache()
+        self._cache, self._kernels = MatrixCache(), MatrixCache()
 
     def tables(self) -> tuple[Tensor, ...]:
         """The tensors that the matrix is built from."""
@@ -46,12 +46,16 @@ class WindowLayer(nn.Module):
         return self.product(x, shortcuts=shortcuts)
 
     def train(self, mode: bool = True) -> "WindowLayer":
-        self._cache.clear()
+        self._forget()
         return super().train(mode)
 
     def _apply(self, fn, recurse=True):
-        self._cache.clear()
+        self._forget()
         return super()._apply(fn, recurse)
+
+    def _forget(self) -> None:
+        self._cache.clear()
+        self._kernels.clear()
 
     def extra_repr(self) -> str:
         return f"{self.dim}, window={self.window[0]}x{self.window[1]}, padding_mode={self.padding_mode}"

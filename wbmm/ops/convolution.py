@@ -1,34 +1,32 @@
 """The windowed product as a depthwise convolution of each window by itself: the table is the kernel."""
 
 import itertools
-import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .linear import takes_onednn
-from .windows import Window, grid_size, is_channels_last, merge_batch, partition_batch
+from .windows import Window, is_channels_last, merge_batch, partition_batch
 
 __all__ = ["prefers_convolution", "table_to_kernel", "windowed_convolution"]
 
-# A matrix grows with the fourth power of the window's side, a table with the second. oneDNN's depthwise convolution is
-# faster than the product with the matrix for large windows, and where windows are too few to pay for reading it:
-# docs/speed.md has the measurement.
-LARGE_SIDE = 10
-LEAST_SIDE, FEW_WINDOWS = 7, 8
+# A matrix grows with the fourth power of the window's side, a table with the second. From this side on, oneDNN's
+# depthwise convolution is faster than the product with the matrix, for any number of windows: `wbmm bench paths`.
+LEAST_SIDE = 7
+# oneDNN convolves two to three times as fast with kernels of at least this width: narrower ones get columns of zeros.
+LEAST_WIDTH = 15
 
 
 def prefers_convolution(x: Tensor, window: Window) -> bool:
-    """Whether windows of one table are faster as convolutions: large ones, or few, on a CPU, in eager execution."""
-    if not takes_onednn(x) or min(window) < LEAST_SIDE:
-        return False
-    return min(window) >= LARGE_SIDE or x.shape[0] * math.prod(grid_size(*x.shape[-2:], window)) <= FEW_WINDOWS
+    """Whether windows of one table are faster as convolutions: all but small ones, on a CPU, in eager execution."""
+    return min(window) >= LEAST_SIDE and takes_onednn(x)
 
 
 def table_to_kernel(table: Tensor, window: Window) -> Tensor:
-    """A table `[C, (2wh-1)(2ww-1)]` as the kernel `[C, 1, 2wh-1, 2ww-1]` of a cross-correlation."""
-    return table.view(-1, 1, 2 * window[0] - 1, 2 * window[1] - 1)
+    """A table `[C, (2wh-1)(2ww-1)]` as the kernel `[C, 1, 2wh-1, K]` of a cross-correlation, zeros at its sides."""
+    columns = max(LEAST_WIDTH // 2 - (window[1] - 1), 0)
+    return F.pad(table.view(-1, 1, 2 * window[0] - 1, 2 * window[1] - 1), (columns, columns))
 
 
 def windowed_convolution(x: Tensor, kernel: Tensor, window: Window, bias: Tensor | None = None) -> Tensor:
@@ -36,7 +34,7 @@ def windowed_convolution(x: Tensor, kernel: Tensor, window: Window, bias: Tensor
 
     Args:
         x: `[B, C, H, W]`, any H and W.
-        kernel: `[C, 1, 2wh-1, 2ww-1]`.
+        kernel: of `table_to_kernel`.
         bias: `[C]`.
 
     Returns:
@@ -60,7 +58,12 @@ def _spans(size: int, side: int) -> list[slice]:
 
 def _convolve(x: Tensor, kernel: Tensor, window: Window, bias: Tensor | None) -> Tensor:
     """A map of whole windows, or of cut ones alone along an axis, which need the middle of the kernel only."""
-    (wh, ww), (h, w) = window, (min(window[0], x.shape[2]), min(window[1], x.shape[3]))
-    kernel = kernel[..., wh - h : wh + h - 1, ww - w : ww + w - 1]
-    out = F.conv2d(partition_batch(x, (h, w)), kernel, bias, padding=(h - 1, w - 1), groups=x.shape[1])
+    h, w = min(window[0], x.shape[2]), min(window[1], x.shape[3])
+    reach = h - 1, max(w - 1, LEAST_WIDTH // 2)
+    kernel = _middle(_middle(kernel, 2, reach[0]), 3, reach[1])
+    out = F.conv2d(partition_batch(x, (h, w)), kernel, bias, padding=reach, groups=x.shape[1])
     return merge_batch(out, x.shape, (h, w))
+
+
+def _middle(kernel: Tensor, dim: int, reach: int) -> Tensor:
+    return kernel.narrow(dim, kernel.shape[dim] // 2 - reach, 2 * reach + 1)
