@@ -52,7 +52,7 @@ class FusedWBMM2d(CompactMixer):
         return expand_table(self.table, self.window, self.index)
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or x.ndim != 4 or not prefers_convolution(x, self.window):
+        if torch.is_grad_enabled() or not prefers_convolution(x, self.window):
             return super().forward(x)
         check_map(x, self.dim)
         # Zeros around a window that the edge cuts are what a convolution has there anyway.

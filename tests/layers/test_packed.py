@@ -1,0 +1,92 @@
+"""Layers that keep packed weights in inference: the same results, and never those of old weights."""
+
+import copy
+import io
+
+import pytest
+import torch
+import torch.nn as nn
+
+from tests.helpers import randomize
+from wbmm.layers import FusedFeedForward, StridedConv2d
+from wbmm.ops.linear import takes_onednn
+
+CHANGES = {
+    "in place": lambda weight: weight.mul_(2),
+    "through .data": lambda weight: weight.data.mul_(2),
+    "another storage": lambda weight: weight.set_(weight.detach() * 2),
+}
+
+
+def conv():
+    layer = StridedConv2d(24, 40, 3, stride=2, padding=1)
+    return layer.to(memory_format=torch.channels_last), torch.randn(2, 24, 13, 9)
+
+
+def ffn():
+    layer = randomize(FusedFeedForward(16, 64, 1e-6))
+    return layer, torch.randn(2, 16, 7, 5)
+
+
+def run(layer, x):
+    x = x.contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        return layer(x) if isinstance(layer, nn.Conv2d) else layer(x, torch.ones(x.shape[:2]), torch.zeros_like(x))
+
+
+def expected(layer, x):
+    """With gradients on, nothing is packed."""
+    x = x.contiguous(memory_format=torch.channels_last)
+    if isinstance(layer, nn.Conv2d):
+        return nn.Conv2d.forward(layer, x).detach()
+    return layer(x, torch.ones(x.shape[:2]), torch.zeros_like(x)).detach()
+
+
+def weight_of(layer):
+    return layer.weight if isinstance(layer, nn.Conv2d) else layer.fc1.weight
+
+
+@pytest.mark.parametrize("make", [conv, ffn])
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_new_weights_are_seen(make, change):
+    layer, x = make()
+    before = run(layer.eval(), x)
+    torch.testing.assert_close(before, expected(layer, x), rtol=1e-4, atol=1e-4)
+    assert (layer._packed._entry is not None) == takes_onednn(x)
+    with torch.no_grad():
+        change(weight_of(layer))
+    after = run(layer, x)
+    torch.testing.assert_close(after, expected(layer, x), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(before, after)
+
+
+@pytest.mark.parametrize("make", [conv, ffn])
+def test_single_entries_are_seen_after_eval(make):
+    layer, x = make()
+    run(layer.eval(), x)
+    weight_of(layer).data.view(-1)[1::7].zero_() if make is ffn else weight_of(layer).data[:, 1].zero_()
+    torch.testing.assert_close(run(layer.eval(), x), expected(layer, x), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("make", [conv, ffn])
+def test_copies_pickles_and_other_types(make):
+    layer, x = make()
+    out = run(layer.eval(), x)
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    for other in (copy.deepcopy(layer), torch.load(file, weights_only=False)):
+        assert other._packed._entry is None
+        torch.testing.assert_close(run(other, x), out)
+        assert set(other.state_dict()) == set(layer.state_dict())
+    double = layer.double()
+    assert double._packed._entry is None
+    torch.testing.assert_close(run(double, x.double()).float(), out, rtol=1e-4, atol=1e-4)
+
+
+def test_a_convolution_in_training_is_pytorchs():
+    layer, x = conv()
+    x.requires_grad_()
+    ours = torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
+    theirs = torch.autograd.grad(nn.Conv2d.forward(layer, x).square().sum(), [x, *layer.parameters()])
+    torch.testing.assert_close(ours, theirs)
