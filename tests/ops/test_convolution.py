@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from wbmm.layers import FusedWBMM2d
+from wbmm.layers import FullConnection2d, FusedHierarchicalWBMM2d, FusedWBMM2d
 from wbmm.ops import convolution, expand_table, num_offsets, windowed_product
 from wbmm.ops.convolution import prefers_convolution, table_to_kernel, windowed_convolution
 
@@ -23,20 +23,24 @@ def test_equals_the_product(size, window):
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize("mode", ["zeros", "replicate", "reflect"])
-@pytest.mark.parametrize("size", [(14, 14), (9, 13)])
-def test_a_fused_layer_takes_it(size, mode, layout, monkeypatch):
+@pytest.mark.parametrize("size", [(28, 14), (30, 13)])
+@pytest.mark.parametrize("hierarchical", [False, True])
+def test_a_fused_layer_takes_it(size, mode, layout, hierarchical, monkeypatch):
     calls = []
     monkeypatch.setattr(
         "wbmm.layers.fused.windowed_convolution", lambda *args: calls.append(1) or windowed_convolution(*args)
     )
-    layer = FusedWBMM2d(torch.randn(6, 169), torch.randn(6), (7, 7), mode).eval()
+    layer = FusedWBMM2d(torch.randn(6, 169), torch.randn(6), (7, 7), mode)
+    if hierarchical:
+        layer = FusedHierarchicalWBMM2d(torch.randn(6, 27 * 27), torch.randn(6, 169), torch.randn(6), (14, 14), mode)
+    layer.eval()
     x = torch.randn(2, 6, *size).contiguous(memory_format=layout)
     with torch.no_grad():
         got = layer(x)
         assert calls
         monkeypatch.setattr(convolution, "LEAST_SIDE", 100)
         expected = layer(x)
-    assert len(calls) == 1
+    assert len(calls) == 1 + hierarchical
     torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
     assert got.stride() == expected.stride()
 
@@ -47,3 +51,10 @@ def test_who_prefers_it():
     assert prefers_convolution(x, (14, 14))
     assert not prefers_convolution(x, (4, 14)), "small windows have small matrices"
     assert not prefers_convolution(x.double(), (14, 14)), "float64 has no such convolution"
+
+
+def test_a_full_connection_is_a_product():
+    layer = FullConnection2d(4, 7).fuse().eval()
+    x = torch.randn(2, 4, 14, 9)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), layer.double()(x.double()).float(), rtol=1e-4, atol=1e-4)

@@ -21,6 +21,9 @@ class FusedFullConnection2d(CompactMixer):
     def matrix(self) -> Tensor:
         return self.full
 
+    def forward(self, x: Tensor) -> Tensor:
+        return self.product(x, bias=self.bias)
+
     def to_dense(self) -> "FusedFullConnection2d":
         return self
 

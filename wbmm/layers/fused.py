@@ -30,8 +30,21 @@ class CompactMixer(WindowLayer):
         super().__init__(bias.numel(), window, padding_mode, bias.device)
         self.bias = nn.Parameter(bias.detach().clone())
 
+    def scales(self) -> tuple[tuple[int, int], ...]:
+        """The window of each of `tables()`."""
+        return (self.window,)
+
     def forward(self, x: Tensor) -> Tensor:
-        return self.product(x, bias=self.bias)
+        if torch.is_grad_enabled() or not all(prefers_convolution(x, window) for window in self.scales()):
+            return self.product(x, bias=self.bias)
+        check_map(x, self.dim)
+        # Zeros around a window that the edge cuts are what a convolution has there anyway.
+        padded = x if self.padding_mode == "zeros" else pad_to_windows(x, self.window, self.padding_mode)
+        kernels = self._kernels.get(self.tables(), lambda: tuple(map(table_to_kernel, self.tables(), self.scales())))
+        out = windowed_convolution(padded, kernels[0], self.window, self.bias)
+        for kernel, window in zip(kernels[1:], self.scales()[1:], strict=True):
+            out += windowed_convolution(padded, kernel, window)
+        return crop(out, *x.shape[-2:])
 
     @torch.no_grad()
     def to_dense(self) -> "DenseWBMM2d":
@@ -51,16 +64,6 @@ class FusedWBMM2d(CompactMixer):
     def build_matrix(self) -> Tensor:
         return expand_table(self.table, self.window, self.index)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or not prefers_convolution(x, self.window):
-            return super().forward(x)
-        check_map(x, self.dim)
-        # Zeros around a window that the edge cuts are what a convolution has there anyway.
-        padded = x if self.padding_mode == "zeros" else pad_to_windows(x, self.window, self.padding_mode)
-        kernel = self._kernels.get((self.table,), lambda: table_to_kernel(self.table, self.window))
-        out = windowed_convolution(padded, kernel, self.window, self.bias)
-        return crop(out, *x.shape[-2:])
-
 
 class FusedHierarchicalWBMM2d(CompactMixer):
     """The tables of the global and the local window, and a bias."""
@@ -69,13 +72,16 @@ class FusedHierarchicalWBMM2d(CompactMixer):
         self, table: Tensor, local_table: Tensor, bias: Tensor, window: tuple[int, int], padding_mode: str = "zeros"
     ) -> None:
         super().__init__(bias, window, padding_mode)
-        local_window = (window[0] // 2, window[1] // 2)
-        self.register_buffer("local_index", relative_index(local_window, bias.device), persistent=False)
+        self.local_window = (window[0] // 2, window[1] // 2)
+        self.register_buffer("local_index", relative_index(self.local_window, bias.device), persistent=False)
         self.table = nn.Parameter(table.detach().clone())
         self.local_table = nn.Parameter(local_table.detach().clone())
 
     def tables(self) -> tuple[Tensor, ...]:
         return self.table, self.local_table
+
+    def scales(self) -> tuple[tuple[int, int], ...]:
+        return self.window, self.local_window
 
     def build_matrix(self) -> Tensor:
         return expand_hierarchical(self.table, self.local_table, self.window, self.index, self.local_index)
