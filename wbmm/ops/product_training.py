@@ -2,7 +2,7 @@
 
 With windows `X[C, N, d]` and the gradient `G[C, N, d]` of the result, a table's gradient is `X.T @ G` summed over the
 pairs of positions of each offset. That matrix `[C, d, d]`, 49 MB for 320 channels of a 14x14 window, is made for a few
-channels at a time. Large windows are convolved, in either direction, so that the table's own matrix is not built.
+channels at a time. Windows of one table are convolved, from 7x7 on, so that its own matrix is not built.
 """
 
 import torch
