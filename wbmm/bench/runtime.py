@@ -139,13 +139,10 @@ def _onnx_call(path: Path, shape: tuple) -> Call:
 
 
 def _openvino_call(path: Path, shape: tuple) -> Call:
-    """The file at this one batch size, as a user would fix it: OpenVINO plans for shapes that it knows."""
-    from wbmm.deploy.runtime import openvino_model, read_openvino
+    from wbmm.deploy.runtime import open_runner
 
-    model = read_openvino(path)
-    model.reshape(list(shape))
-    compiled, image = openvino_model(model), torch.randn(shape).numpy()
-    return lambda: compiled([image])
+    runner, images = open_runner(path), torch.randn(shape)
+    return lambda: runner(images)
 
 
 def _versions() -> str:

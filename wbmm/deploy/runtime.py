@@ -3,6 +3,7 @@
 import difflib
 import importlib
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -144,35 +145,51 @@ def _open_onnx(path: Path, device: str) -> Runner:
     return Runner("ONNX Runtime", card, forward, batch, _whole(size))
 
 
+def _core():
+    return _core_of(need("openvino"))
+
+
+@cache
+def _core_of(openvino: ModuleType):
+    """OpenVINO's `Core`, one for the process.
+
+    Each of them sets the stack that signals are handled on, and a later one restores that of an earlier one when it
+    goes, whether that is still there or not: then the next signal, such as the end of a worker of a data loader, kills
+    the process.
+    """
+    return openvino.Core()
+
+
 def read_openvino(path: str | Path):
     """The `openvino.Model` of an .xml file."""
-    openvino = need("openvino")
+    core = _core()
     path = _existing(path)
     if not Path(path).with_suffix(".bin").is_file():
         raise CheckpointError(f"{path}: the weights are missing, {Path(path).with_suffix('.bin').name} beside it")
     try:
-        return openvino.Core().read_model(path)
+        return core.read_model(path)
     except Exception as error:
         raise _unreadable(path, "OpenVINO", error) from None
 
 
-def openvino_model(source, threads: int | None = None, precision: str = "f32"):
+def openvino_model(source, threads: int | None = None, precision: str = "f32", hint: str = "LATENCY"):
     """A compiled OpenVINO model on the CPU.
 
     Args:
         source: an .xml file, or an `openvino.Model`.
         threads: PyTorch's number, if not given.
         precision: what it computes in, `f32` or `bf16`; INT8 layers stay what they are.
+        hint: `LATENCY` for one request at a time, `THROUGHPUT` for several.
     """
-    openvino = need("openvino")
+    core = _core()
     model = read_openvino(source) if isinstance(source, (str, Path)) else source
     options = {
         "INFERENCE_NUM_THREADS": threads or torch.get_num_threads(),
-        "PERFORMANCE_HINT": "LATENCY",
+        "PERFORMANCE_HINT": hint,
         "INFERENCE_PRECISION_HINT": precision,
     }
     try:
-        return openvino.Core().compile_model(model, "CPU", options)
+        return core.compile_model(model, "CPU", options)
     except Exception as error:
         raise _unreadable(source if isinstance(source, (str, Path)) else "the model", "OpenVINO", error) from None
 
@@ -185,11 +202,15 @@ def _open_openvino(path: Path, device: str) -> Runner:
     card = _parse_card(path, text)
     shape = model.inputs[0].get_partial_shape()
     batch, _, *size = (side.get_length() if side.is_static else None for side in shape)
+    if batch in (None, 1):
+        from .streams import Streams
+
+        return Runner("OpenVINO", card, Streams(model), None, _whole(size))
     compiled = openvino_model(model)
 
     def forward(images: Tensor) -> Sequence[Tensor]:
         outputs = compiled([images.numpy()])
-        return [torch.from_numpy(outputs[i].copy()) for i in range(len(compiled.outputs))]
+        return [torch.from_numpy(outputs[i].copy()) for i in range(len(outputs))]
 
     return Runner("OpenVINO", card, forward, batch, _whole(size))
 

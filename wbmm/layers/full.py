@@ -21,8 +21,8 @@ class FusedFullConnection2d(CompactMixer):
     def matrix(self) -> Tensor:
         return self.full
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.product(x, bias=self.bias)
+    def convolvable(self) -> bool:
+        return False
 
     def to_dense(self) -> "FusedFullConnection2d":
         return self

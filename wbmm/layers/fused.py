@@ -8,7 +8,8 @@ import torch.nn as nn
 from torch import Tensor
 
 from wbmm.ops import expand_hierarchical, expand_table, pad_to_windows, relative_index, windowed_product
-from wbmm.ops.convolution import prefers_convolution, table_to_kernel, windowed_convolution
+from wbmm.ops.convolution import is_convolvable, pack_kernel, table_to_kernel, windowed_convolution
+from wbmm.ops.linear import takes_onednn
 from wbmm.ops.windows import check_map, crop
 
 from .window import WindowLayer
@@ -34,17 +35,29 @@ class CompactMixer(WindowLayer):
         """The window of each of `tables()`."""
         return (self.window,)
 
+    def convolvable(self) -> bool:
+        """Whether its windows are better convolved than multiplied, where oneDNN does it."""
+        return all(map(is_convolvable, self.scales()))
+
+    def kernels(self) -> tuple[Tensor, ...]:
+        """The tables as kernels of convolutions."""
+        return tuple(map(table_to_kernel, self.tables(), self.scales()))
+
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or not all(prefers_convolution(x, window) for window in self.scales()):
+        if torch.is_grad_enabled() or not self.convolvable() or not takes_onednn(x):
             return self.product(x, bias=self.bias)
         check_map(x, self.dim)
         # Zeros around a window that the edge cuts are what a convolution has there anyway.
         padded = x if self.padding_mode == "zeros" else pad_to_windows(x, self.window, self.padding_mode)
-        kernels = self._kernels.get(self.tables(), lambda: tuple(map(table_to_kernel, self.tables(), self.scales())))
-        out = windowed_convolution(padded, kernels[0], self.window, self.bias)
-        for kernel, window in zip(kernels[1:], self.scales()[1:], strict=True):
-            out += windowed_convolution(padded, kernel, window)
+        out, bias = None, self.bias
+        for kernel, packed, window in self._kernels.get(self.tables(), self._packed_kernels):
+            part = windowed_convolution(padded, kernel, window, bias, packed)
+            out, bias = part if out is None else out.add_(part), None
         return crop(out, *x.shape[-2:])
+
+    def _packed_kernels(self) -> list[tuple[Tensor, Tensor, tuple[int, int]]]:
+        kernels = zip(self.kernels(), self.scales(), strict=True)
+        return [(kernel, pack_kernel(kernel, window), window) for kernel, window in kernels]
 
     @torch.no_grad()
     def to_dense(self) -> "DenseWBMM2d":

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from wbmm.layers import DenseWBMM2d, FusedFeedForward
 from wbmm.layers.fused import CompactMixer
+from wbmm.ops.convolution import windowed_convolution
 from wbmm.ops.ffn import ffn_inference
 from wbmm.ops.product import opaque_product
+from wbmm.ops.windows import crop, pad_to_windows
 
-__all__ = ["OpaqueFeedForward", "OpaqueMixer", "make_opaque", "opaque_ffn"]
+__all__ = ["OpaqueFeedForward", "OpaqueMixer", "make_opaque", "opaque_convolution", "opaque_ffn"]
 
 
 @torch.library.custom_op("wbmm::ffn", mutates_args=())
@@ -34,6 +36,18 @@ def opaque_ffn(
 @opaque_ffn.register_fake
 def _(x, gate, shortcut, w1, b1, gamma, w2, b2, eps):
     return torch.empty(shortcut.shape, dtype=x.dtype, device=x.device)
+
+
+@torch.library.custom_op("wbmm::windowed_convolution", mutates_args=())
+def opaque_convolution(x: Tensor, kernel: Tensor, window: list[int], bias: Tensor | None, padding_mode: str) -> Tensor:
+    """`windowed_convolution` as one node, padded to whole windows first; the result is contiguous."""
+    padded = pad_to_windows(x, tuple(window), padding_mode)
+    return crop(windowed_convolution(padded, kernel, tuple(window), bias), *x.shape[-2:]).contiguous()
+
+
+@opaque_convolution.register_fake
+def _(x, kernel, window, bias, padding_mode):
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
 
 class OpaqueMixer(nn.Module):
@@ -61,13 +75,31 @@ class OpaqueFeedForward(nn.Module):
         return opaque_ffn(x, gate, shortcut, fc1.weight, fc1.bias, ffn.gamma, fc2.weight, fc2.bias, ffn.eps)
 
 
-def make_opaque(module: nn.Module) -> nn.Module:
-    """Replaces fused mixers and feed-forward parts, in place."""
+class ConvolvedMixer(nn.Module):
+    """A fused mixer as nodes `wbmm::windowed_convolution`, one a table."""
+
+    def __init__(self, mixer: CompactMixer) -> None:
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixer = self.mixer
+        out, bias = None, mixer.bias
+        for kernel, window in zip(mixer.kernels(), mixer.scales(), strict=True):
+            part = opaque_convolution(x, kernel, list(window), bias, mixer.padding_mode)
+            out, bias = part if out is None else out + part, None
+        return out
+
+
+def make_opaque(module: nn.Module, convolutions: bool = False) -> nn.Module:
+    """Replaces fused mixers and feed-forward parts, in place; with `convolutions`, large windows of tables by them."""
     for name, child in module.named_children():
-        if isinstance(child, CompactMixer | DenseWBMM2d):
+        if convolutions and isinstance(child, CompactMixer) and child.convolvable():
+            setattr(module, name, ConvolvedMixer(child))
+        elif isinstance(child, CompactMixer | DenseWBMM2d):
             setattr(module, name, OpaqueMixer(child))
         elif isinstance(child, FusedFeedForward):
             setattr(module, name, OpaqueFeedForward(child))
         else:
-            make_opaque(child)
+            make_opaque(child, convolutions)
     return module

@@ -18,7 +18,7 @@ from wbmm.deploy.runtime import need, open_runner
 from wbmm.layers import DenseWBMM2d
 from wbmm.layers.window import WindowLayer
 
-from . import to_onnx, to_openvino, to_torchexport
+from . import for_openvino, to_onnx, to_openvino, to_torchexport
 from .graph import Features, Graph
 from .opaque import make_opaque
 from .pooling import replace_pooling
@@ -151,7 +151,9 @@ def export_source(
     traced = copy.deepcopy(fused)
     if dynamic_size:
         replace_pooling(traced)
-    if format != "torchexport":
+    if format == "openvino":
+        for_openvino.prepare(traced)
+    elif format == "onnx":
         make_opaque(traced)
     graph = Graph(traced, card, source.output_names).eval()
     write = _prepare(graph, shapes, format, half)

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from wbmm.ops.product import opaque_product
 
-from .opaque import opaque_ffn
+from .opaque import opaque_convolution, opaque_ffn
 
 __all__ = ["OPSET", "translations"]
 
@@ -16,10 +16,14 @@ def translations(convolutions: bool = False) -> dict[Callable, Callable]:
     """For `torch.onnx.export(custom_translation_table=...)`.
 
     Args:
-        convolutions: linears of the feed-forward part as 1x1 convolutions, which is what OpenVINO is faster with.
+        convolutions: linears of the feed-forward part as 1x1 convolutions: see `for_openvino.py`.
     """
     ffn = _ffn_by_convolutions if convolutions else _ffn
-    return {opaque_product._opoverload: _windowed_product, opaque_ffn._opoverload: ffn}
+    return {
+        opaque_product._opoverload: _windowed_product,
+        opaque_convolution._opoverload: _windowed_convolution,
+        opaque_ffn._opoverload: ffn,
+    }
 
 
 def _op():
@@ -36,11 +40,9 @@ def _windowed_product(x, matrix, window, bias=None, shortcuts=0, padding_mode="z
     """`wbmm::windowed_product`: pad, partition, multiply, merge, crop."""
     op, (wh, ww), channels = _op(), map(int, window), matrix.shape[0]
     batch, size, grid, padded = _window_sizes(x, wh, ww)
-    if padded is not size:
-        x = op.Pad(x, op.Concat(_ints(*[0] * 6), op.Sub(padded, size), axis=0), mode=_PAD_MODES[padding_mode])
     rows, columns = op.Split(grid, num_outputs=2, axis=0)
     cut = op.Concat(batch, _ints(channels), rows, _ints(wh), columns, _ints(ww), axis=0)
-    x = op.Transpose(op.Reshape(x, cut), perm=[1, 0, 2, 4, 3, 5])
+    x = op.Transpose(op.Reshape(_pad(x, size, padded, padding_mode), cut), perm=[1, 0, 2, 4, 3, 5])
     x = op.Reshape(x, _ints(channels, -1, wh * ww))
 
     out = op.MatMul(x, matrix)
@@ -51,8 +53,45 @@ def _windowed_product(x, matrix, window, bias=None, shortcuts=0, padding_mode="z
 
     out = op.Reshape(out, op.Concat(_ints(channels), batch, grid, _ints(wh, ww), axis=0))
     out = op.Transpose(out, perm=[1, 0, 2, 4, 3, 5])
-    out = op.Reshape(out, op.Concat(batch, _ints(channels), padded, axis=0))
-    return out if padded is size else op.Slice(out, _ints(0, 0), size, _ints(2, 3))
+    return _crop(op.Reshape(out, op.Concat(batch, _ints(channels), padded, axis=0)), size, padded)
+
+
+def _windowed_convolution(x, kernel, window, bias=None, padding_mode="zeros"):
+    """`wbmm::windowed_convolution`: pad, windows to the batch, convolve, merge, crop.
+
+    Windows are cut from the channels-last map, which is how OpenVINO has it around a convolution.
+    """
+    op, (wh, ww), channels = _op(), map(int, window), kernel.shape[0]
+    operands = (kernel,) if bias is None else (kernel, bias)
+    reach = [side // 2 for side in kernel.shape[2:]]
+
+    def convolve(windows):
+        return op.Conv(windows, *operands, group=channels, pads=[*reach, *reach])
+
+    if list(x.shape[2:]) == [wh, ww]:
+        return convolve(x)
+    batch, size, grid, padded = _window_sizes(x, wh, ww)
+    rows, columns = op.Split(grid, num_outputs=2, axis=0)
+    cut = op.Concat(batch, rows, _ints(wh), columns, _ints(ww, channels), axis=0)
+    x = op.Transpose(_pad(x, size, padded, padding_mode), perm=[0, 2, 3, 1])
+    x = op.Transpose(op.Reshape(x, cut), perm=[0, 1, 3, 2, 4, 5])
+    x = op.Transpose(op.Reshape(x, _ints(-1, wh, ww, channels)), perm=[0, 3, 1, 2])
+    out = op.Transpose(convolve(x), perm=[0, 2, 3, 1])
+    out = op.Reshape(out, op.Concat(batch, grid, _ints(wh, ww, channels), axis=0))
+    out = op.Transpose(out, perm=[0, 1, 3, 2, 4, 5])
+    out = op.Transpose(op.Reshape(out, op.Concat(batch, padded, _ints(channels), axis=0)), perm=[0, 3, 1, 2])
+    return _crop(out, size, padded)
+
+
+def _pad(x, size, padded, mode: str):
+    op = _op()
+    if padded is size:
+        return x
+    return op.Pad(x, op.Concat(_ints(*[0] * 6), op.Sub(padded, size), axis=0), mode=_PAD_MODES[mode])
+
+
+def _crop(x, size, padded):
+    return x if padded is size else _op().Slice(x, _ints(0, 0), size, _ints(2, 3))
 
 
 def _window_sizes(x, wh: int, ww: int):

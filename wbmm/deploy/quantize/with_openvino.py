@@ -12,6 +12,7 @@ from torch import Tensor
 from wbmm.deploy.card import ModelCard
 from wbmm.deploy.export import to_openvino
 from wbmm.deploy.runtime import need, read_openvino
+from wbmm.ops.convolution import is_convolvable, kernel_size
 
 from .layers import FOLLOWS, RESHAPES, Layer, group_of_product, mark_head
 
@@ -80,10 +81,18 @@ def _group(node) -> str | None:
     kind = node.get_type_name()
     if kind == "Convolution" and list(node.input(1).get_shape())[2:] == [1, 1]:  # linears of the feed-forward part
         return FOLLOWS.get(_follows(node), "reduce")
+    if kind == "GroupConvolution" and _convolves_windows(node):
+        return "window"
     if kind != "MatMul":
         return _CONVOLUTIONS.get(kind)
     constant = _is_constant(node.input_value(1).get_node())
     return group_of_product(list(node.input(1).get_shape()) if constant else None, _follows(node))
+
+
+def _convolves_windows(node) -> bool:
+    """Whether a depthwise convolution is that of windows: `table_to_kernel` tells the kernel from the window's size."""
+    sides = [side.get_length() if side.is_static else 0 for side in list(node.input(0).get_partial_shape())[2:]]
+    return is_convolvable(sides) and list(node.input(1).get_shape())[3:] == kernel_size(sides)
 
 
 def _is_elementwise(node) -> bool:

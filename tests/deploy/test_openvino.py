@@ -1,0 +1,162 @@
+"""What is rewritten for OpenVINO, and how it runs there: exact, image by image, and without harm to the process."""
+
+import ctypes
+import gc
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from timm.layers import LayerNorm2d
+
+from tests.deploy.export_helpers import tiny
+from tests.helpers import randomize
+from wbmm.deploy.export import export_model, for_openvino
+from wbmm.deploy.export.for_openvino import MapNorm, prepare
+from wbmm.deploy.export.opaque import ConvolvedMixer, OpaqueMixer, opaque_convolution
+from wbmm.deploy.fuse import fuse
+from wbmm.deploy.runtime import open_runner
+from wbmm.layers import FullConnection2d, FusedWBMM2d
+from wbmm.ops import expand_table, num_offsets, windowed_product
+from wbmm.ops.convolution import table_to_kernel
+
+openvino = pytest.importorskip("openvino")
+
+
+@pytest.fixture(scope="module")
+def net():
+    return fuse(tiny())
+
+
+@pytest.fixture(scope="module")
+def path(net, tmp_path_factory):
+    path = tmp_path_factory.mktemp("openvino") / "net.xml"
+    export_model(net, path, size=(64, 64), dynamic_batch=True)
+    return path
+
+
+@pytest.mark.parametrize("centred", [False, True])
+def test_a_norm_of_maps(centred):
+    norm = randomize(LayerNorm2d(12, eps=1e-6)).double()
+    x = torch.randn(2, 12, 5, 4, dtype=torch.float64) + 3
+    x = x - x.mean(1, keepdim=True) if centred else x
+    torch.testing.assert_close(MapNorm(norm, centred)(x), norm(x), rtol=1e-10, atol=1e-10)
+
+
+def test_convolutions_in_front_of_norms_are_centred(net):
+    """In float64, where nothing but the rewrite could differ."""
+    stem = fuse(tiny()).stem.double()
+    x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    expected = stem(x)
+    prepare(stem)
+    assert isinstance(stem.norm1, MapNorm)
+    assert stem.norm1.centred
+    assert stem.conv2(torch.randn(1, 4, 8, 8, dtype=torch.float64)).mean(1).abs().max() < 1e-12
+    torch.testing.assert_close(stem(x), expected, rtol=1e-9, atol=1e-9)
+
+
+def test_which_mixers_are_convolved():
+    bias = torch.zeros(4)
+    mixers = nn.ModuleList(
+        [
+            FusedWBMM2d(torch.randn(4, 169), bias, (7, 7)),
+            FusedWBMM2d(torch.randn(4, 25), bias, (3, 3)),
+            FusedWBMM2d(torch.randn(4, 169), bias, (7, 7)).to_dense(),
+            FullConnection2d(4, 7).fuse(),
+        ]
+    )
+    assert [type(mixer) for mixer in prepare(mixers)] == [ConvolvedMixer, OpaqueMixer, OpaqueMixer, OpaqueMixer]
+
+
+@pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate"])
+@pytest.mark.parametrize("size", [(14, 21), (9, 12), (7, 7)])
+def test_the_node_of_windows(size, mode):
+    window = (7, 7)
+    table, bias = torch.randn(3, num_offsets(window), dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    x = torch.randn(2, 3, *size, dtype=torch.float64)
+    got = opaque_convolution(x, table_to_kernel(table, window), list(window), bias, mode)
+    expected = windowed_product(x, expand_table(table, window), window, bias, padding_mode=mode)
+    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_the_graph_has_convolutions_alone(path):
+    kinds = [node.get_type_name() for node in openvino.Core().read_model(path).get_ordered_ops()]
+    assert kinds.count("GroupConvolution") == 4
+    assert "MVN" not in kinds
+    assert "MatMul" in kinds  # of squeeze and excitation, and the classifier
+
+
+@pytest.mark.parametrize("name", ["wbmm_a", "wbmm_a_hier"])
+@pytest.mark.parametrize("mode", ["zeros", "replicate"])
+def test_any_size(name, mode, tmp_path):
+    """Maps that windows do not divide, of sizes that the file does not know."""
+    model = fuse(tiny(name, padding_mode=mode))
+    export_model(model, tmp_path / "net.xml", dynamic_batch=True, dynamic_size=True)
+    runner = open_runner(tmp_path / "net.xml")
+    for shape in [(2, 3, 72, 100), (1, 3, 129, 64), (3, 3, 40, 56)]:
+        x = torch.randn(shape)
+        with torch.no_grad():
+            torch.testing.assert_close(runner(x), model(x), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+def test_images_of_a_batch_keep_their_order(path, net, batch):
+    runner = open_runner(path)
+    x = torch.randn(batch, 3, 64, 64)
+    with torch.no_grad():
+        expected = net(x)
+    first = runner(x)
+    torch.testing.assert_close(first, expected, rtol=1e-3, atol=1e-3)
+    kept = first.clone()
+    runner(torch.randn(batch, 3, 64, 64))
+    assert torch.equal(first, kept), "results are copies"
+
+
+def test_a_batch_that_fails_leaves_the_runner_usable(path):
+    runner = open_runner(path)
+    with pytest.raises(ValueError, match=r"images of 64x65 px: the file takes 64x64 px alone"):
+        runner(torch.randn(2, 3, 64, 65))
+    with pytest.raises(RuntimeError):
+        runner._forward(torch.randn(2, 3, 64, 65))
+    x = torch.randn(3, 3, 64, 64)
+    torch.testing.assert_close(runner(x), torch.cat([runner(image) for image in x.split(1)]))
+
+
+def test_the_stack_of_signals_stays(path):
+    """OpenVINO gives back the stack of a `Core` that is gone; the next signal then kills the process."""
+
+    class Stack(ctypes.Structure):
+        _fields_ = [("start", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+
+    def current():
+        stack = Stack()
+        ctypes.CDLL(None).sigaltstack(None, ctypes.byref(stack))
+        return stack.start
+
+    x = torch.randn(2, 3, 64, 64)
+    first = open_runner(path)
+    first(x[:1])
+    before = current()
+    first(x)
+    second = open_runner(path)
+    second(x)
+    del first
+    gc.collect()
+    del second
+    gc.collect()
+    assert current() == before
+
+
+def test_importing_it_needs_no_openvino():
+    code = f"import sys; sys.modules['openvino'] = None; import {for_openvino.__name__}, wbmm.deploy.streams"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_norm_of_a_constant_map_is_its_bias():
+    norm = randomize(LayerNorm2d(6, eps=1e-6))
+    got = MapNorm(norm, centred=False)(torch.full((1, 6, 3, 3), 5.0))
+    torch.testing.assert_close(
+        got, F.layer_norm(torch.full((1, 3, 3, 6), 5.0), (6,), norm.weight, norm.bias).movedim(3, 1)
+    )

@@ -1,0 +1,57 @@
+"""What OpenVINO computes faster than what PyTorch does; exact rewrites of the traced copy of a model.
+
+Between convolutions OpenVINO keeps maps channels-last by itself, and transposes for everything that is written for
+channels-last maps. So the linears of the feed-forward part become 1x1 convolutions (`translate.py`), windows of tables
+convolutions, and norms over channels reductions of NCHW maps. What its own transpositions cost is in docs/speed.md.
+"""
+
+import torch
+import torch.nn as nn
+from timm.layers import LayerNorm2d
+from torch import Tensor
+
+from wbmm.models.wbmm import Downsample, Stem
+
+from .opaque import make_opaque
+
+__all__ = ["MapNorm", "prepare"]
+
+_PAIRS = {Stem: (("conv1", "norm1"), ("conv2", "norm2")), Downsample: (("conv", "norm"),)}
+
+
+class MapNorm(nn.Module):
+    """A layer norm over the channels of `[B, C, H, W]`, as reductions over them.
+
+    Args:
+        norm: what it computes.
+        centred: its input has mean zero over channels already.
+    """
+
+    def __init__(self, norm: LayerNorm2d, centred: bool) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps, self.centred = norm.weight, norm.bias, norm.eps, centred
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.centred else x - x.mean(1, keepdim=True)
+        variance = torch.linalg.vector_norm(x, dim=1, keepdim=True).square() / x.shape[1]
+        return x * torch.rsqrt(variance + self.eps) * self.weight[:, None, None] + self.bias[:, None, None]
+
+
+@torch.no_grad()
+def _centre(conv: nn.Conv2d) -> None:
+    """Takes the mean over output channels out of a convolution's result: out of its weight and bias."""
+    conv.weight.sub_(conv.weight.mean(0, keepdim=True))
+    conv.bias.sub_(conv.bias.mean())
+
+
+def prepare(net: nn.Module) -> nn.Module:
+    """Rewrites a fused model in place."""
+    for parent in list(net.modules()):
+        for conv, norm in _PAIRS.get(type(parent), ()):
+            if type(getattr(parent, norm)) is LayerNorm2d:
+                _centre(getattr(parent, conv))
+                setattr(parent, norm, MapNorm(getattr(parent, norm), centred=True))
+        for name, child in parent.named_children():
+            if type(child) is LayerNorm2d:
+                setattr(parent, name, MapNorm(child, centred=False))
+    return make_opaque(net, convolutions=True)
