@@ -19,7 +19,7 @@ class StridedConv2d(PackedWeights, nn.Conv2d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or not takes_onednn(x, self.weight) or torch.is_autocast_enabled("cpu"):
+        if torch.is_grad_enabled() or not takes_onednn(x, self.weight):
             return super().forward(x)
         geometry = self.padding, self.stride, self.dilation, self.groups
         (weight,) = self.packed(

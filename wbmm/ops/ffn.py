@@ -1,6 +1,7 @@
 """The feed-forward part in inference, laid out for the cache."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -42,13 +43,24 @@ def response_norm(x: Tensor, eps: float) -> Tensor:
     return relative(norm, eps).to(x.dtype)
 
 
-def _response_norm_of(blocks: list[Tensor], eps: float) -> Tensor:
-    """`response_norm` of samples whose rows come in blocks `[N, rows, C]`: `[N, 1, C]`."""
-    if len(blocks) == 1 and blocks[0].element_size() < 4:
-        return response_norm(blocks[0][:, :, None], eps)[:, 0]
-    wide = torch.promote_types(blocks[0].dtype, torch.float32)
-    first, *rest = (block.to(wide).square().sum(1, keepdim=True) for block in blocks)
-    return relative(sum(rest, first).sqrt_(), eps).to(blocks[0].dtype)
+def _apply_response_norm(blocks: Sequence[Tensor], gamma: Tensor, eps: float) -> None:
+    """`block * (1 + gamma * N)`, in place, of samples whose rows come in blocks `[n, rows, C]`; N as `response_norm`.
+
+    Few and small operations, which count where there is one image.
+    """
+    first, *rest = map(_sum_of_squares, blocks)
+    norm = sum(rest, first).sqrt_()
+    mean = norm.mean(-1, keepdim=True).add_(eps)
+    factor = norm.mul_(gamma).div_(mean).to(blocks[0].dtype)
+    for block in blocks:
+        block.addcmul_(block, factor)
+
+
+def _sum_of_squares(rows: Tensor) -> Tensor:
+    """Over positions: `[n, rows, C]` to `[n, 1, C]`, in float32 at least; see `response_norm`."""
+    if rows.element_size() < 4:
+        return torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float32).square_()
+    return rows.square().sum(1, keepdim=True)
 
 
 def _samples(x: Tensor) -> Tensor:
@@ -84,14 +96,17 @@ def ffn_inference(
     batch, channels, height, width = x.shape
     rows, residual = _samples(x), _samples(shortcut)
     at_once = rows_at_once(w1.shape[0], rows)
-    step, pieces = max(at_once // (height * width), 1), math.ceil(height * width / at_once)
+    step = max(at_once // (height * width), 1)  # samples; one block of them needs no cutting
+    rows_each = math.ceil(height * width / math.ceil(height * width / at_once))
     out = []
-    for i in range(0, max(batch, 1), step):
-        samples = slice(i, i + step)
-        gated = rows[samples] * gate[samples, None]
-        blocks = [linear_gelu(block, w1, b1) for block in gated.chunk(pieces, 1)]
-        scale = 1 + gamma * _response_norm_of(blocks, eps)
-        for block, shortcut_block in zip(blocks, residual[samples].chunk(pieces, 1), strict=True):
-            out.append(linear_add(block.mul_(scale), w2, b2, shortcut_block).flatten(0, 1))
-    whole = out[0] if len(out) == 1 else torch.cat(out)
+    for samples, gates, others in zip(*(_cut(tensor, step, 0) for tensor in (rows, gate, residual)), strict=True):
+        blocks = [linear_gelu(block, w1, b1) for block in _cut(samples * gates[:, None], rows_each, 1)]
+        _apply_response_norm(blocks, gamma, eps)
+        shortcuts = _cut(others, rows_each, 1)
+        out += [linear_add(block, w2, b2, other) for block, other in zip(blocks, shortcuts, strict=True)]
+    whole = out[0] if len(out) == 1 else torch.cat([block.flatten(0, 1) for block in out])
     return whole.view(batch, height, width, channels).permute(0, 3, 1, 2)
+
+
+def _cut(x: Tensor, size: int, dim: int) -> Sequence[Tensor]:
+    return (x,) if x.shape[dim] <= size else x.split(size, dim)
