@@ -1,5 +1,7 @@
 """`wbmm bench runtime`: every runtime has its row, beside the baseline; what is reported, never how fast."""
 
+import csv
+
 import pytest
 import timm
 
@@ -33,6 +35,17 @@ def test_every_runtime_has_its_row(checkpoint, capsys, names):
         assert sorted(found) == sorted(wanted)
         assert found["test_convnext, eager"][-2:] == ["1.00x", "1.00x"]
         assert all(float(row[2]) > 0 for row in found.values())
+
+
+def test_files(checkpoint, tmp_path, capsys):
+    out = tmp_path / "results"
+    rows(capsys, checkpoint, "--batch", "2", "--runtimes", "eager", "--limit", "--out", str(out))
+    with (out / "runtime.csv").open(newline="") as file:
+        found = {row["model"]: row for row in csv.DictReader(file)}
+    assert set(found) == {"test_convnext, eager", "eager"}
+    assert 0 < float(found["eager"]["share"]) < 1
+    assert "| runtime |" in (out / "runtime.md").read_text()
+    assert found["eager"]["command"].endswith("--runtimes eager --batch 2 --size 56 56 --rounds 2 --limit")
 
 
 def test_what_cannot_be_measured(checkpoint, capsys):

@@ -8,6 +8,7 @@ BENCHES = {
     "train": "wbmm.bench.train",
     "runtime": "wbmm.bench.runtime",
     "paths": "wbmm.bench.paths",
+    "profile": "wbmm.bench.profile",
     "seg": "wbmm.bench.seg",
     "det": "wbmm.bench.det",
     "memory": "wbmm.bench.memory",

@@ -28,6 +28,9 @@ COLUMNS = {
     "share": ("share of the limit", "{:.2f}"),
     "peak_mb": ("peak memory, MB", "{:.0f}"),
     "taken": ("taken", "{}"),
+    "calls": ("calls", "{:g}"),
+    "ms": ("ms", "{:.2f}"),
+    "part": ("share of the time", "{:.2f}"),
 }
 NONE = "--"
 
@@ -66,7 +69,13 @@ def check_out(folder: Path, bench: str) -> tuple[Path, Path]:
 
 
 def write_report(
-    folder: Path, bench: str, records: Sequence[Record], setting: Mapping[str, object], argv: Sequence[str], note: str
+    folder: Path,
+    bench: str,
+    records: Sequence[Record],
+    setting: Mapping[str, object],
+    argv: Sequence[str],
+    note: str,
+    first: str = "model",
 ) -> tuple[Path, Path]:
     """Writes both files, each whole or not at all.
 
@@ -77,13 +86,14 @@ def write_report(
         setting: what all records share, such as the size of the images; columns of the CSV.
         argv: arguments of `wbmm bench <bench>`.
         note: what the figures mean, under the table.
+        first: heading of the first column.
     """
     page, sheet = check_out(folder, bench)
     folder.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["wbmm", "bench", bench, *argv])
     facts = machine_facts(str(setting.get("device", "cpu")))
     text = (
-        f"{_heading(bench)}\n{table(records, markdown=True)}\n\n{note}\n\n{measured_line(facts)}\n\n"
+        f"{_heading(bench)}\n{table(records, markdown=True, first=first)}\n\n{note}\n\n{measured_line(facts)}\n\n"
         f"```sh\n{command}\n```\n"
     )
     rows = [{"bench": bench, **record, **setting, **facts, "command": command} for record in records]

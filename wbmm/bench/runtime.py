@@ -13,7 +13,7 @@ import torch.nn as nn
 import wbmm
 
 from .limit import add_shares, count_gmacs, product_calls
-from .report import Record, speed_record, table
+from .report import Record, check_out, speed_record, table, write_report
 from .timing import time_interleaved
 
 EXAMPLE = "wbmm bench runtime wbmm_t --batch 1 16"
@@ -35,11 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--limit", action="store_true", help="measure matrix products in the same run, and each runtime's share of them"
     )
     parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write the table there, as CSV and Markdown")
 
 
 def run(args: argparse.Namespace) -> int:
     if min(*args.batch, args.rounds) < 1:
         raise ValueError(f"--batch {args.batch}, --rounds {args.rounds}: each must be at least 1")
+    if args.out is not None:
+        check_out(args.out, "runtime")
     models = {"": wbmm.fuse(_open(args.model)), f"{args.baseline}, ": _open(args.baseline)}
     size = tuple(args.size or models[""].card.input_size[1:])
     rows, limits = [], []
@@ -49,12 +52,24 @@ def run(args: argparse.Namespace) -> int:
             found, text = _measure(models, files, args, (batch, models[""].card.input_size[0], *size))
             rows += found
             limits += [text] if text else []
-    print(table(rows, markdown=args.markdown, first=""))
-    print(f"\n{models[''].card.describe()}; {size[0]}x{size[1]}, {torch.get_num_threads()} threads, "
-          f"{_versions()}; ratios to {args.baseline} in eager PyTorch in the same interleaved run")  # fmt: skip
-    if limits:
-        print(" ".join(limits))
+    note = (
+        f"{models[''].card.describe()}; {size[0]}x{size[1]}, {torch.get_num_threads()} threads, {_versions()}; ratios "
+        f"to {args.baseline} in eager PyTorch in the same interleaved run of {args.rounds} rounds. {' '.join(limits)}"
+    ).rstrip()
+    print(table(rows, markdown=args.markdown, first="runtime"))
+    print(f"\n{note}")
+    if args.out is not None:
+        setting = {"height": size[0], "width": size[1], "rounds": args.rounds, "baseline": args.baseline}
+        page, sheet = write_report(args.out, "runtime", rows, setting, _argv(args, size), note, "runtime")
+        print(f"written to {page} and {sheet}")
     return 0
+
+
+def _argv(args: argparse.Namespace, size: tuple[int, int]) -> list[str]:
+    """The arguments that measure the same again."""
+    argv = [args.model, "--baseline", args.baseline, "--runtimes", *args.runtimes, "--batch", *map(str, args.batch)]
+    argv += ["--size", *map(str, size), "--rounds", str(args.rounds)]
+    return [*argv, "--limit"] if args.limit else argv
 
 
 def _open(name: str) -> nn.Module:

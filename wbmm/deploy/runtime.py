@@ -172,7 +172,9 @@ def read_openvino(path: str | Path):
         raise _unreadable(path, "OpenVINO", error) from None
 
 
-def openvino_model(source, threads: int | None = None, precision: str = "f32", hint: str = "LATENCY"):
+def openvino_model(
+    source, threads: int | None = None, precision: str = "f32", hint: str = "LATENCY", count: bool = False
+):
     """A compiled OpenVINO model on the CPU.
 
     Args:
@@ -180,6 +182,7 @@ def openvino_model(source, threads: int | None = None, precision: str = "f32", h
         threads: PyTorch's number, if not given.
         precision: what it computes in, `f32` or `bf16`; INT8 layers stay what they are.
         hint: `LATENCY` for one request at a time, `THROUGHPUT` for several.
+        count: measure the time of each node.
     """
     core = _core()
     model = read_openvino(source) if isinstance(source, (str, Path)) else source
@@ -187,6 +190,7 @@ def openvino_model(source, threads: int | None = None, precision: str = "f32", h
         "INFERENCE_NUM_THREADS": threads or torch.get_num_threads(),
         "PERFORMANCE_HINT": hint,
         "INFERENCE_PRECISION_HINT": precision,
+        "PERF_COUNT": count,
     }
     try:
         return core.compile_model(model, "CPU", options)

@@ -20,8 +20,8 @@ _X86 = platform.machine() in ("x86_64", "AMD64")
 def takes_onednn(*tensors: Tensor) -> bool:
     """Whether oneDNN multiplies these: float32 on an x86 CPU, in eager execution, with `torch.backends.mkldnn` on.
 
-    Dispatch modes, such as PyTorch's counter of operations, do not know its operators and see the canonical ones, as does
-    autocast, which would compute in bfloat16.
+    Dispatch modes, such as PyTorch's counter of operations, do not know its operators and see the canonical ones. So
+    does autocast, which would compute in bfloat16.
     """
     if not is_eager(*tensors):  # first: a compiler must not see the rest
         return False
