@@ -5,7 +5,7 @@ With `u = GELU((gate * x) @ w1.T + b1)`, `n` the norm of each channel of `u` ove
 is kept; `u` is computed again, which costs less than to write and read it. What autograd would do in a dozen passes
 over tensors of four times the map's width is two products and a few passes, over blocks that stay in the cache:
 
-- With `q = dy.T @ u`, the gradients of the second weight and of the scale are `q * s` and the sum of `q * w2` over
+- With `q = u.T @ dy`, the gradients of the second weight and of the scale are `q * s` and the sum of `q * w2.T` over
   outputs: neither `u * s` nor `du * u` is formed. `q` is the smaller while a map has at least as many positions as
   channels.
 - Where the gradients are themselves to be differentiated, autograd does the work after all.
@@ -123,10 +123,11 @@ def _second_product(g: Tensor, u: Tensor, scale: Tensor, w2: Tensor, dw2: Tensor
         d = linear(g, w2.t())
         dscale = torch.mul(d, u, out=scratch).sum(1)
         return d.mul_(scale[:, None]), dscale
-    q = torch.stack([linear(g[j].t(), u[j].t()) for j in range(len(g))])
-    dscale = (q * w2).sum(1)
+    # Not by oneDNN, which would transpose both factors first: where maps are large, that takes as long as the product.
+    q = torch.stack([torch.mm(u[j].t(), g[j]) for j in range(len(g))])
+    dscale = (q * w2.t()).sum(2)
     if dw2 is not None:
-        dw2 += q.mul_(scale[:, None]).sum(0)
+        dw2 += q.mul_(scale[:, :, None]).sum(0).t()
     return torch.stack([linear(g[j], (w2 * scale[j]).t()) for j in range(len(g))]), dscale
 
 
