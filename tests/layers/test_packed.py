@@ -9,6 +9,7 @@ import torch.nn as nn
 
 from tests.helpers import randomize
 from wbmm.layers import FusedFeedForward, StridedConv2d
+from wbmm.ops.cache import WeightCache
 from wbmm.ops.linear import takes_onednn
 
 CHANGES = {
@@ -90,3 +91,21 @@ def test_a_convolution_in_training_is_pytorchs():
     ours = torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
     theirs = torch.autograd.grad(nn.Conv2d.forward(layer, x).square().sum(), [x, *layer.parameters()])
     torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [
+        torch.randn(40, 12),
+        torch.randn(40, 24)[:, ::2],
+        torch.randn(12, 40).t(),
+        torch.randn(8, 6, 3, 3).contiguous(memory_format=torch.channels_last),
+    ],
+    ids=["contiguous", "strided", "transposed", "channels-last"],
+)
+def test_a_guard_sees_memory_of_any_strides(weight):
+    unchanged = WeightCache.guard(weight)
+    assert unchanged()
+    weight.data.add_(1)
+    assert not unchanged()
+    weight.data.sub_(1)

@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--batch {args.batch}, --rounds {args.rounds}: each must be at least 1")
     if args.out is not None:
         check_out(args.out, "runtime")
-    models = {"": wbmm.fuse(_open(args.model)), f"{args.baseline}, ": _open(args.baseline)}
+    models = {"": _fused(_open(args.model)), f"{args.baseline}, ": _open(args.baseline)}
     size = tuple(args.size or models[""].card.input_size[1:])
     rows, limits = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -83,6 +83,14 @@ def _open(name: str) -> nn.Module:
     model = timm.create_model(name).eval()
     model.card = card_of(model)
     return model
+
+
+def _fused(model: nn.Module) -> nn.Module:
+    from wbmm.deploy.describe import form_of
+
+    fused = wbmm.fuse(model)
+    fused.card = model.card.replace(form=form_of(fused))
+    return fused
 
 
 def _files(models: dict[str, nn.Module], args: argparse.Namespace, size: tuple[int, int], folder: Path) -> dict:

@@ -22,25 +22,23 @@ class Streams:
 
     Args:
         model: an `openvino.Model` whose batch size is 1 or free.
-        precision: of `openvino_model`.
     """
 
-    def __init__(self, model, precision: str = "f32") -> None:
+    def __init__(self, model) -> None:
         shape = model.inputs[0].get_partial_shape()
         shape[0] = 1
         self.model = model.clone()
         self.model.reshape(shape)
-        self.precision = precision
 
     @cached_property
     def one(self) -> Callable:
         """For one image: all threads work on it."""
-        return openvino_model(self.model, precision=self.precision)
+        return openvino_model(self.model)
 
     @cached_property
     def many(self) -> list:
         """Requests for several: OpenVINO's own choice of how many, and of threads for each."""
-        compiled = openvino_model(self.model, precision=self.precision, hint="THROUGHPUT")
+        compiled = openvino_model(self.model, hint="THROUGHPUT")
         count = compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
         return [compiled.create_infer_request() for _ in range(count)]
 

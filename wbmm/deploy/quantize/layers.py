@@ -9,7 +9,7 @@ __all__ = ["FOLLOWS", "GROUPS", "RESHAPES", "Layer", "group_of_product", "mark_h
 GROUPS = {
     "convolution": "dense convolutions: stem, downsampling",
     "depthwise": "depthwise convolutions",
-    "window": "windowed products",
+    "window": "windowed products, or their convolutions",
     "gate": "linears of squeeze and excitation",
     "expand": "first linear of each feed-forward part",
     "reduce": "second linear of each feed-forward part, after GRN",
