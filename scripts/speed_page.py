@@ -1,7 +1,7 @@
 """Fills the tables of docs/speed.md from the CSV files of `wbmm bench` in docs/results/speed.
 
-A table stands between `<!-- NAME -->` and `<!-- end -->`. With `--check`, nothing is written, and the exit status is 1 if
-a table differs from the files.
+A table stands between `<!-- NAME -->` and `<!-- end -->`. With `--check`, nothing is written, and the exit status is 1
+if a table differs from the files.
 """
 
 import csv
@@ -59,8 +59,9 @@ def ratio(rows: Rows, model: str, other: str, batch: int) -> str:
 def inference() -> list[str]:
     rows = read("224/model.csv")
     lines = ["| | batch 1 | aim | batch 16 | aim |", "| --- | ---: | ---: | ---: | ---: |"]
-    for what, other, aim_1, aim_16 in INFERENCE:
-        lines.append(f"| {what} | {ratio(rows, OURS, other, 1)} | {aim_1} | {ratio(rows, OURS, other, 16)} | {aim_16} |")
+    for what, other, *aims in INFERENCE:
+        one, sixteen = (f"{ratio(rows, OURS, other, batch)} | {aim}" for batch, aim in zip((1, 16), aims, strict=True))
+        lines.append(f"| {what} | {one} | {sixteen} |")
     return lines
 
 
