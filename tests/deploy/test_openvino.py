@@ -13,6 +13,7 @@ from timm.layers import LayerNorm2d
 
 from tests.deploy.export_helpers import tiny
 from tests.helpers import randomize
+from wbmm.deploy import streams
 from wbmm.deploy.export import export_model, for_openvino
 from wbmm.deploy.export.for_openvino import MapNorm, prepare
 from wbmm.deploy.export.opaque import ConvolvedMixer, OpaqueMixer, opaque_convolution
@@ -45,7 +46,7 @@ def test_a_norm_of_maps(centred):
     torch.testing.assert_close(MapNorm(norm, centred)(x), norm(x), rtol=1e-10, atol=1e-10)
 
 
-def test_convolutions_in_front_of_norms_are_centred(net):
+def test_convolutions_in_front_of_norms_are_centred():
     """In float64, where nothing but the rewrite could differ."""
     stem = fuse(tiny()).stem.double()
     x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
@@ -81,11 +82,12 @@ def test_the_node_of_windows(size, mode):
     torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
 
 
-def test_the_graph_has_convolutions_alone(path):
+def test_the_graph_has_convolutions_for_windows_and_linears(path):
     kinds = [node.get_type_name() for node in openvino.Core().read_model(path).get_ordered_ops()]
     assert kinds.count("GroupConvolution") == 4
     assert "MVN" not in kinds
-    assert "MatMul" in kinds  # of squeeze and excitation, and the classifier
+    assert kinds.count("Convolution") == 5 + 2 * 4
+    assert kinds.count("MatMul") == 2 * 4 + 1, "those of squeeze and excitation, and the classifier"
 
 
 @pytest.mark.parametrize("name", ["wbmm_a", "wbmm_a_hier"])
@@ -122,6 +124,47 @@ def test_a_batch_that_fails_leaves_the_runner_usable(path):
         runner._forward(torch.randn(2, 3, 64, 65))
     x = torch.randn(3, 3, 64, 64)
     torch.testing.assert_close(runner(x), torch.cat([runner(image) for image in x.split(1)]))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_batch_that_is_interrupted_leaves_no_request_running(path, monkeypatch, error):
+    runner = open_runner(path)
+    x = torch.randn(6, 3, 64, 64)
+    expected = runner(x)
+    finish, calls = streams._finish, []
+
+    def fail(request):
+        calls.append(request)
+        if len(calls) == 2:
+            raise error("stop")
+        return finish(request)
+
+    monkeypatch.setattr(streams, "_finish", fail)
+    with pytest.raises((error, ValueError), match="stop"):
+        runner(x)
+    monkeypatch.undo()
+    assert torch.equal(runner(x), expected)
+
+
+def test_a_batch_too_small_for_all_cores_runs_in_turn(path, monkeypatch):
+    runner = open_runner(path)
+    run = runner._forward
+    x = torch.randn(3, 3, 64, 64)
+    monkeypatch.setattr(run, "_side_by_side", lambda images: pytest.fail("cores would be idle"))
+    run.__dict__["many"] = [None] * 4
+    expected = torch.cat([next(run._in_turn([image]))[0] for image in x.split(1)])
+    torch.testing.assert_close(runner(x), expected)
+
+
+def test_one_image_takes_what_is_compiled(path):
+    run = open_runner(path)._forward
+    x = torch.randn(8, 3, 64, 64)
+    run(x)
+    run(x[:1])
+    assert "one" not in run.__dict__
+    other = open_runner(path)._forward
+    other(x[:1])
+    assert "many" not in other.__dict__
 
 
 def test_the_stack_of_signals_stays(path):

@@ -109,3 +109,31 @@ def test_a_guard_sees_memory_of_any_strides(weight):
     weight.data.add_(1)
     assert not unchanged()
     weight.data.sub_(1)
+
+
+def test_a_view_of_the_same_memory_is_another_weight():
+    layer, x = conv()
+    before = run(layer.eval(), x)
+    layer.weight.data = layer.weight.data.transpose(2, 3)
+    after = run(layer, x)
+    torch.testing.assert_close(after, expected(layer, x), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(before, after)
+
+
+def test_a_weight_keeps_what_its_storage_can_do():
+    """Sharded training frees the storage of weights and allocates it again."""
+    layer, x = ffn()
+    run(layer.eval(), x)
+    storage = layer.fc1.weight.untyped_storage()
+    size = storage.nbytes()
+    storage.resize_(0)
+    storage.resize_(size)
+    assert layer.fc1.weight.untyped_storage().nbytes() == size
+
+
+def test_forward_mode_sees_operators_that_it_knows():
+    layer, x = conv()
+    tangent = torch.randn_like(x)
+    with torch.no_grad():
+        _, got = torch.func.jvp(layer.eval(), (x,), (tangent,))
+        torch.testing.assert_close(got, nn.functional.conv2d(tangent, layer.weight, None, 2, 1), rtol=1e-4, atol=1e-4)

@@ -58,3 +58,22 @@ def test_a_full_connection_is_a_product():
     x = torch.randn(2, 4, 14, 9)
     with torch.no_grad():
         torch.testing.assert_close(layer(x), layer.double()(x.double()).float(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_table_that_is_a_view_of_the_same_memory():
+    layer = FusedWBMM2d(torch.randn(169, 169), torch.randn(169), (7, 7)).eval()
+    x = torch.randn(1, 169, 7, 7)
+    with torch.no_grad():
+        layer(x)
+        layer.table.data = layer.table.data.t()
+        torch.testing.assert_close(layer(x), layer.product(x, bias=layer.bias), rtol=1e-4, atol=1e-4)
+
+
+def test_forward_mode_and_other_types_take_the_product():
+    layer = FusedWBMM2d(torch.randn(4, 169), torch.randn(4), (7, 7)).eval()
+    x, tangent = torch.randn(2, 4, 9, 7), torch.randn(2, 4, 9, 7)
+    with torch.no_grad():
+        _, got = torch.func.jvp(layer, (x,), (tangent,))
+        torch.testing.assert_close(got, layer.product(tangent), rtol=1e-4, atol=1e-4)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert layer(x).dtype == torch.bfloat16

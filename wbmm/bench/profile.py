@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from .forms import FORMS, build, images_for, split
+from .forms import FORMS, TRAINING_FORMS, build, images_for, split
 from .options import progress
 from .report import Record, check_out, table, write_report
 from .train import TrainingStep
@@ -18,7 +18,7 @@ Times = Counter  # operator to seconds of all calls; or to the number of calls
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", default="wbmm_t:compact", metavar="NAME[:FORM]")
+    parser.add_argument("model", nargs="?", metavar="NAME[:FORM]", help="default: wbmm_t:compact; for training, wbmm_t")
     parser.add_argument("--runtime", choices=RUNTIMES, default="eager")
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--size", type=int, nargs=2, default=(224, 224), metavar=("H", "W"))
@@ -34,7 +34,9 @@ def run(args: argparse.Namespace) -> int:
             f"--batch {args.batch}, --size {tuple(args.size)}, --rounds {args.rounds}, --top {args.top}: each must be "
             "at least 1"
         )
-    split(args.model, tuple(FORMS))
+    training = args.runtime == "training"
+    args.model = args.model or ("wbmm_t" if training else "wbmm_t:compact")
+    split(args.model, TRAINING_FORMS if training else tuple(FORMS))
     if args.out is not None:
         check_out(args.out, "profile")
     seconds, calls = {"eager": _eager, "training": _eager, "openvino": _openvino}[args.runtime](args)
@@ -94,7 +96,7 @@ def _eager(args: argparse.Namespace) -> tuple[Times, Times]:
 
 
 def _openvino(args: argparse.Namespace) -> tuple[Times, Times]:
-    """OpenVINO's own counters, for one request with all threads."""
+    """OpenVINO's own counters, for one request of the whole batch with all threads."""
     from wbmm.deploy.describe import card_of
     from wbmm.deploy.export import export_model
     from wbmm.deploy.runtime import openvino_model, read_openvino

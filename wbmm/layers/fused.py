@@ -44,7 +44,7 @@ class CompactMixer(WindowLayer):
         return tuple(map(table_to_kernel, self.tables(), self.scales()))
 
     def forward(self, x: Tensor) -> Tensor:
-        if torch.is_grad_enabled() or not self.convolvable() or not takes_onednn(x):
+        if torch.is_grad_enabled() or not (self.convolvable() and takes_onednn(x, self.bias, *self.tables())):
             return self.product(x, bias=self.bias)
         check_map(x, self.dim)
         # Zeros around a window that the edge cuts are what a convolution has there anyway.

@@ -16,15 +16,17 @@ def is_eager(*tensors: Tensor) -> bool:
     return all(type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_meta for tensor in tensors)
 
 
-def differentiates_on_cpu(*tensors: Tensor) -> bool:
-    """Whether plain autograd on a CPU, in float32 or float64, will ask for gradients, so that our own apply.
+def is_transformed() -> bool:
+    """Whether `torch.func` or forward-mode differentiation is at work, which need operators that they know."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
 
-    Transforms of `torch.func` and forward-mode differentiation need operators that they know.
-    """
+
+def differentiates_on_cpu(*tensors: Tensor) -> bool:
+    """Whether plain autograd on a CPU, in float32 or float64, will ask for gradients, so that our own apply."""
     first = tensors[0]
     if not torch.is_grad_enabled() or not is_eager(*tensors) or torch.is_autocast_enabled(first.device.type):
         return False
-    if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if is_transformed():
         return False
     return (
         first.device.type == "cpu"

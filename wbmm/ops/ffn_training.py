@@ -69,6 +69,11 @@ class _FeedForward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        with torch.autocast("cpu", enabled=False):  # it may be on for the backward pass alone
+            return _FeedForward._gradients(ctx, grad)
+
+    @staticmethod
+    def _gradients(ctx, grad):
         saved = ctx.saved_tensors  # once: activation checkpointing allows no more
         inputs, norm, hidden = list(saved[:7]), saved[7], saved[8:]
         needed = ctx.needs_input_grad[:-1]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .eager import is_eager
+from .eager import is_eager, is_transformed
 
 __all__ = ["linear", "linear_add", "linear_gelu", "pack_weight", "takes_onednn"]
 
@@ -21,7 +21,7 @@ def takes_onednn(*tensors: Tensor) -> bool:
     """Whether oneDNN multiplies these: float32 on an x86 CPU, in eager execution, with `torch.backends.mkldnn` on.
 
     Dispatch modes, such as PyTorch's counter of operations, do not know its operators and see the canonical ones. So
-    does autocast, which would compute in bfloat16.
+    do autocast, which would compute in bfloat16, transforms of `torch.func` and forward-mode differentiation.
     """
     if not is_eager(*tensors):  # first: a compiler must not see the rest
         return False
@@ -30,6 +30,7 @@ def takes_onednn(*tensors: Tensor) -> bool:
         and torch.backends.mkldnn.enabled
         and torch._C._has_mkldnn
         and not torch._C._len_torch_dispatch_stack()
+        and not is_transformed()
         and not torch.is_autocast_enabled("cpu")
         and all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in tensors)
     )

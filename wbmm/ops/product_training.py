@@ -49,6 +49,11 @@ class _WindowedProduct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        with torch.autocast("cpu", enabled=False):  # it may be on for the backward pass alone
+            return _WindowedProduct._gradients(ctx, grad)
+
+    @staticmethod
+    def _gradients(ctx, grad):
         x, *tables = ctx.saved_tensors
         window, shortcuts, wanted = ctx.window, ctx.shortcuts, ctx.needs_input_grad
         if torch.is_grad_enabled():  # the gradients are themselves to be differentiated

@@ -37,6 +37,10 @@ class MapNorm(nn.Module):
         return x * torch.rsqrt(variance + self.eps) * self.weight[:, None, None] + self.bias[:, None, None]
 
 
+def _is_affine(module: nn.Module) -> bool:
+    return type(module) is LayerNorm2d and module.weight is not None and module.bias is not None
+
+
 @torch.no_grad()
 def _centre(conv: nn.Conv2d) -> None:
     """Takes the mean over output channels out of a convolution's result: out of its weight and bias."""
@@ -48,10 +52,10 @@ def prepare(net: nn.Module) -> nn.Module:
     """Rewrites a fused model in place."""
     for parent in list(net.modules()):
         for conv, norm in _PAIRS.get(type(parent), ()):
-            if type(getattr(parent, norm)) is LayerNorm2d:
+            if _is_affine(getattr(parent, norm)):
                 _centre(getattr(parent, conv))
                 setattr(parent, norm, MapNorm(getattr(parent, norm), centred=True))
         for name, child in parent.named_children():
-            if type(child) is LayerNorm2d:
+            if _is_affine(child):
                 setattr(parent, name, MapNorm(child, centred=False))
     return make_opaque(net, convolutions=True)
