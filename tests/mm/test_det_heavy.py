@@ -136,4 +136,5 @@ def test_large_maps_within_memory(capsys):
     rows = [line.split("|") for line in out.splitlines() if "wbmm_t_hier" in line]
     inference, training, checkpointing = (int(row[4]) for row in rows)
     assert inference < 2500
-    assert checkpointing < 0.6 * training
+    assert training < 3500  # one of the wide tensors of a block is kept, not three
+    assert checkpointing < 0.75 * training
