@@ -14,11 +14,15 @@ def _few(monkeypatch):
     monkeypatch.setattr(paths, "WINDOWS", (3, 10))
     monkeypatch.setattr(paths, "COUNTS", (1, 3))
     monkeypatch.setattr(paths, "LINEARS", ((5, 8, 32),))
+    monkeypatch.setattr(paths, "FEED_FORWARDS", ((2, 4, 3), (4, 16, 70)))
 
 
 def test_both_paths_compute_the_same():
     pairs = [*paths.window_pairs(channels=4), *paths.linear_pairs()]
     assert len(pairs) == 5
+    pairs += [*paths.width_pairs(channels=4), *paths.block_pairs()]
+    assert len(pairs) == 9
+    assert [pair[3] for pair in pairs[-2:]] == [False, True], "one block holds the small one"
     with torch.no_grad():
         for *_, first, second in pairs:
             torch.testing.assert_close(first(), second(), rtol=1e-4, atol=1e-4)

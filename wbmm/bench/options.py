@@ -3,10 +3,9 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from .forms import split
-from .report import Record, check_out, table, write_report
+from .report import Record, add_output_arguments, check_out, present
 
 __all__ = ["add_speed_arguments", "check_speed_arguments", "finish", "progress"]
 
@@ -28,8 +27,7 @@ def add_speed_arguments(
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of rest before each call (default: 0)")
     parser.add_argument("--compile", action="store_true", help="torch.compile each model; compiling is not timed")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write the table there, as CSV and Markdown")
+    add_output_arguments(parser)
 
 
 def check_speed_arguments(args: argparse.Namespace, bench: str, forms: tuple[str, ...]) -> list[str]:
@@ -54,23 +52,16 @@ def progress() -> None:
 
 
 def finish(args: argparse.Namespace, bench: str, records: Sequence[Record], note: str) -> int:
-    """Prints the table and, if asked, writes the files."""
-    import torch
-
-    print(table(records, markdown=args.markdown))
-    print(f"\n{note}\n{torch.get_num_threads()} threads, torch {torch.__version__}")
-    if args.out is not None:
-        setting = {
-            "height": args.size[0],
-            "width": args.size[1],
-            "rounds": args.rounds,
-            "baseline": args.baseline,
-            "compiled": args.compile,
-            "device": args.device,
-        }
-        page, sheet = write_report(args.out, bench, records, setting, _argv(args), note)
-        print(f"written to {page} and {sheet}")
-    return 0
+    """`present` with what the benchmarks of speed share."""
+    setting = {
+        "height": args.size[0],
+        "width": args.size[1],
+        "rounds": args.rounds,
+        "baseline": args.baseline,
+        "compiled": args.compile,
+        "device": args.device,
+    }
+    return present(args, bench, records, setting, _argv(args), note)
 
 
 def _argv(args: argparse.Namespace) -> list[str]:

@@ -9,12 +9,11 @@ import torch
 
 from .forms import FORMS, TRAINING_FORMS, build, images_for, split
 from .options import progress
-from .report import Record, check_out, table, write_report
+from .report import Record, add_output_arguments, check_out, present
 from .train import TrainingStep
 
 EXAMPLE = "wbmm bench profile wbmm_t:compact --runtime openvino --batch 1"
 RUNTIMES = ("eager", "openvino", "training")
-Times = Counter  # operator to seconds of all calls; or to the number of calls
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,8 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", type=int, nargs=2, default=(224, 224), metavar=("H", "W"))
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--top", type=int, default=12, help="operators to list; the others are one row (default: 12)")
-    parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write the table there, as CSV and Markdown")
+    add_output_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,19 +43,18 @@ def run(args: argparse.Namespace) -> int:
         f"{args.model}, {args.runtime}, batch {args.batch}, {args.size[0]}x{args.size[1]}, float32, mean of "
         f"{args.rounds} rounds. What measures each operator slows the whole down: read shares here, speeds elsewhere."
     )
-    print(table(records, markdown=args.markdown, first="operator"))
-    print(f"\n{note}\n{torch.get_num_threads()} threads, torch {torch.__version__}")
-    if args.out is not None:
-        setting = {"height": args.size[0], "width": args.size[1], "rounds": args.rounds, "runtime": args.runtime}
-        argv = [args.model, "--runtime", args.runtime, "--batch", str(args.batch), "--size", *map(str, args.size)]
-        argv += ["--rounds", str(args.rounds), "--top", str(args.top)]
-        page, sheet = write_report(args.out, "profile", records, setting, argv, note, "operator")
-        print(f"written to {page} and {sheet}")
-    return 0
+    setting = {"height": args.size[0], "width": args.size[1], "rounds": args.rounds, "runtime": args.runtime}
+    argv = [args.model, "--runtime", args.runtime, "--batch", str(args.batch), "--size", *map(str, args.size)]
+    argv += ["--rounds", str(args.rounds), "--top", str(args.top)]
+    return present(args, "profile", records, setting, argv, note, "operator")
 
 
-def rows(seconds: Times, calls: Times, rounds: int, batch: int, top: int) -> list[Record]:
-    """The operators that take longest, and one row for all others."""
+def rows(seconds: Counter, calls: Counter, rounds: int, batch: int, top: int) -> list[Record]:
+    """The operators that take longest, and one row for all others.
+
+    Args:
+        seconds, calls: by operator, over all rounds.
+    """
     whole = sum(seconds.values())
     listed = [name for name, _ in seconds.most_common(top)]
     others = [name for name in seconds if name not in listed]
@@ -74,7 +71,7 @@ def rows(seconds: Times, calls: Times, rounds: int, batch: int, top: int) -> lis
     ]
 
 
-def _eager(args: argparse.Namespace) -> tuple[Times, Times]:
+def _eager(args: argparse.Namespace) -> tuple[Counter, Counter]:
     """PyTorch's own profiler: the time of an operator without the operators that it calls."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -95,7 +92,7 @@ def _eager(args: argparse.Namespace) -> tuple[Times, Times]:
     return seconds, calls
 
 
-def _openvino(args: argparse.Namespace) -> tuple[Times, Times]:
+def _openvino(args: argparse.Namespace) -> tuple[Counter, Counter]:
     """OpenVINO's own counters, for one request of the whole batch with all threads."""
     from wbmm.deploy.describe import card_of
     from wbmm.deploy.export import export_model

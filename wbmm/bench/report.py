@@ -1,5 +1,6 @@
 """Rows of a benchmark as a table, CSV and Markdown, with where and how they were measured."""
 
+import argparse
 import csv
 import io
 import shlex
@@ -12,7 +13,7 @@ from wbmm.text import render_table
 from .machine import machine_facts, measured_line
 from .timing import Timing
 
-__all__ = ["check_out", "speed_record", "table", "write_report"]
+__all__ = ["add_output_arguments", "check_out", "present", "speed_record", "table", "write_report"]
 
 # key of a record: its column's heading and how a value is shown; a column that no record has is left out
 COLUMNS = {
@@ -55,6 +56,31 @@ def table(records: Sequence[Record], markdown: bool = False, first: str = "model
     headers = [first if key == "model" else COLUMNS[key][0] for key in keys]
     rows = [[COLUMNS[key][1].format(record[key]) if key in record else NONE for key in keys] for record in records]
     return render_table(headers, rows, markdown=markdown)
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write the table there, as CSV and Markdown")
+
+
+def present(
+    args: argparse.Namespace,
+    bench: str,
+    records: Sequence[Record],
+    setting: Mapping[str, object],
+    argv: Sequence[str],
+    note: str,
+    first: str = "model",
+) -> int:
+    """Prints the table and, with `--out`, writes the files; arguments as of `write_report`."""
+    import torch
+
+    print(table(records, markdown=args.markdown, first=first))
+    print(f"\n{note}\n{torch.get_num_threads()} threads, torch {torch.__version__}")
+    if args.out is not None:
+        page, sheet = write_report(args.out, bench, records, setting, argv, note, first)
+        print(f"written to {page} and {sheet}")
+    return 0
 
 
 def check_out(folder: Path, bench: str) -> tuple[Path, Path]:

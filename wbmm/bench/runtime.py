@@ -13,7 +13,7 @@ import torch.nn as nn
 import wbmm
 
 from .limit import add_shares, count_gmacs, product_calls
-from .report import Record, check_out, speed_record, table, write_report
+from .report import Record, add_output_arguments, check_out, present, speed_record
 from .timing import time_interleaved
 
 EXAMPLE = "wbmm bench runtime wbmm_t --batch 1 16"
@@ -34,8 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", action="store_true", help="measure matrix products in the same run, and each runtime's share of them"
     )
-    parser.add_argument("--markdown", action="store_true")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write the table there, as CSV and Markdown")
+    add_output_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -53,16 +52,11 @@ def run(args: argparse.Namespace) -> int:
             rows += found
             limits += [text] if text else []
     note = (
-        f"{models[''].card.describe()}; {size[0]}x{size[1]}, {torch.get_num_threads()} threads, {_versions()}; ratios "
-        f"to {args.baseline} in eager PyTorch in the same interleaved run of {args.rounds} rounds. {' '.join(limits)}"
+        f"{models[''].card.describe()}; {size[0]}x{size[1]}, {_versions()}; ratios to {args.baseline} in eager PyTorch "
+        f"in the same interleaved run of {args.rounds} rounds. {' '.join(limits)}"
     ).rstrip()
-    print(table(rows, markdown=args.markdown, first="runtime"))
-    print(f"\n{note}")
-    if args.out is not None:
-        setting = {"height": size[0], "width": size[1], "rounds": args.rounds, "baseline": args.baseline}
-        page, sheet = write_report(args.out, "runtime", rows, setting, _argv(args, size), note, "runtime")
-        print(f"written to {page} and {sheet}")
-    return 0
+    setting = {"height": size[0], "width": size[1], "rounds": args.rounds, "baseline": args.baseline}
+    return present(args, "runtime", rows, setting, _argv(args, size), note, "runtime")
 
 
 def _argv(args: argparse.Namespace, size: tuple[int, int]) -> list[str]:

@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from wbmm.ops import expand_hierarchical, expand_table, pad_to_windows, relative_index, windowed_product
+from wbmm.ops import MatrixCache, expand_hierarchical, expand_table, pad_to_windows, relative_index, windowed_product
 from wbmm.ops.convolution import is_convolvable, pack_kernel, table_to_kernel, windowed_convolution
 from wbmm.ops.linear import takes_onednn
 from wbmm.ops.windows import check_map, crop
@@ -30,6 +30,7 @@ class CompactMixer(WindowLayer):
     def __init__(self, bias: Tensor, window: tuple[int, int], padding_mode: str) -> None:
         super().__init__(bias.numel(), window, padding_mode, bias.device)
         self.bias = nn.Parameter(bias.detach().clone())
+        self._kernels = MatrixCache()
 
     def scales(self) -> tuple[tuple[int, int], ...]:
         """The window of each of `tables()`."""
@@ -58,6 +59,10 @@ class CompactMixer(WindowLayer):
     def _packed_kernels(self) -> list[tuple[Tensor, Tensor, tuple[int, int]]]:
         kernels = zip(self.kernels(), self.scales(), strict=True)
         return [(kernel, pack_kernel(kernel, window), window) for kernel, window in kernels]
+
+    def _forget(self) -> None:
+        super()._forget()
+        self._kernels.clear()
 
     @torch.no_grad()
     def to_dense(self) -> "DenseWBMM2d":

@@ -19,7 +19,7 @@ class WindowLayer(nn.Module):
         self.window = window
         self.padding_mode = padding_mode
         self.register_buffer("index", relative_index(window, device), persistent=False)
-        self._cache, self._kernels = MatrixCache(), MatrixCache()
+        self._cache = MatrixCache()
 
     def tables(self) -> tuple[Tensor, ...]:
         """The tensors that the matrix is built from."""
@@ -55,7 +55,6 @@ class WindowLayer(nn.Module):
 
     def _forget(self) -> None:
         self._cache.clear()
-        self._kernels.clear()
 
     def extra_repr(self) -> str:
         return f"{self.dim}, window={self.window[0]}x{self.window[1]}, padding_mode={self.padding_mode}"

@@ -17,11 +17,6 @@ def _key(table: Tensor) -> tuple:
     return version, table.data_ptr(), table.dtype, table.device, tuple(table.shape), table.stride()
 
 
-def _hold(table: Tensor) -> Callable[[], bool]:
-    """A guard on a GPU: it keeps the storage from being reused at the same address."""
-    return lambda: table is not None
-
-
 class MatrixCache:
     """Holds the matrix of one layer, keyed on the tables it was built from.
 
@@ -35,15 +30,12 @@ class MatrixCache:
     """
 
     def __init__(self) -> None:
-        self._entry: tuple[tuple, list[Callable[[], bool]], object] | None = None
+        self._entry: tuple[tuple, list[Tensor], list[Callable[[], bool]], object] | None = None
 
     @staticmethod
     def guard(table: Tensor) -> Callable[[], bool]:
-        """A function that tells whether a table on a CPU has the content that it has now.
-
-        It holds the table's storage, so that its address cannot become that of another one.
-        """
-        table, kept = table.detach(), table.detach().clone()
+        """A function that tells whether a table on a CPU has the content that it has now."""
+        kept = table.clone()
         return lambda: torch.equal(kept, table)
 
     def get(self, tables: tuple[Tensor, ...], build: Callable[[], Built]) -> Built:
@@ -52,11 +44,11 @@ class MatrixCache:
             return build()
         key = tuple(_key(table) for table in tables)
         entry = self._entry  # read once: replicas of nn.DataParallel share this object between threads
-        if entry is not None and entry[0] == key and all(same() for same in entry[1]):
-            return entry[2]
+        if entry is not None and entry[0] == key and all(same() for same in entry[2]):
+            return entry[3]
         matrix = build()
-        guards = [self.guard(table) if table.device.type == "cpu" else _hold(table.detach()) for table in tables]
-        self._entry = (key, guards, matrix)
+        held = [table.detach() for table in tables]  # or another tensor could come to lie at the same address
+        self._entry = (key, held, [self.guard(table) for table in held if table.device.type == "cpu"], matrix)
         return matrix
 
     def clear(self) -> None:
@@ -78,7 +70,7 @@ class WeightCache(MatrixCache):
 
     @staticmethod
     def guard(table: Tensor) -> Callable[[], bool]:
-        in_memory = table.detach().permute(sorted(range(table.ndim), key=table.stride, reverse=True))
+        in_memory = table.permute(sorted(range(table.ndim), key=table.stride, reverse=True))
         if not in_memory.is_contiguous():  # no view can sample it
             return MatrixCache.guard(table)
         entries = in_memory.view(-1)[:: table.numel() // SAMPLES + 1]

@@ -21,7 +21,7 @@ __all__ = [
 # A matrix grows with the fourth power of the window's side, a table with the second. From this side on, oneDNN's
 # depthwise convolution is faster than the product with the matrix, for any number of windows: `wbmm bench paths`.
 LEAST_SIDE = 7
-# oneDNN convolves two to three times as fast with kernels of at least this width: narrower ones get columns of zeros.
+# oneDNN convolves faster with kernels of at least this width: narrower ones get columns of zeros. Measured there too.
 LEAST_WIDTH = 15
 
 

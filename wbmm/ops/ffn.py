@@ -9,7 +9,7 @@ from torch import Tensor
 from .linear import linear_add, linear_gelu
 
 # The hidden layer is four times as wide as the map, and over a whole batch fits no cache of a CPU. It is computed in
-# blocks of about this size, but of no fewer rows than make the products efficient: docs/speed.md has the measurement.
+# blocks of about this size, but of no fewer rows than make the products efficient: `wbmm bench paths`.
 BLOCK_BYTES = 2**22
 BLOCK_ROWS = 784
 LEAST_SQUARE = 1e-30
@@ -78,6 +78,7 @@ def ffn_inference(
     w2: Tensor,
     b2: Tensor,
     eps: float,
+    at_once: int | None = None,
 ) -> Tensor:
     """`shortcut + fc2(GELU(fc1(gate * x)) * (1 + gamma * N))`, without gradients.
 
@@ -89,13 +90,14 @@ def ffn_inference(
         gate: `[B, C]`.
         shortcut: `[B, C, H, W]`.
         w1: `[4C, C]`; b1: `[4C]`; gamma: `[4C]`; w2: `[C, 4C]`; b2: `[C]`. The weights may be packed (`pack_weight`).
+        at_once: rows of the hidden layer to compute together; by `rows_at_once` if not given.
 
     Returns:
         `[B, C, H, W]`, channels-last memory.
     """
     batch, channels, height, width = x.shape
     rows, residual = _samples(x), _samples(shortcut)
-    at_once = rows_at_once(w1.shape[0], rows)
+    at_once = at_once or rows_at_once(w1.shape[0], rows)
     step = max(at_once // (height * width), 1)  # samples; one block of them needs no cutting
     rows_each = math.ceil(height * width / math.ceil(height * width / at_once))
     out = []

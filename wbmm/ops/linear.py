@@ -1,7 +1,7 @@
 """Linears on a CPU by oneDNN, with what follows them computed in the same kernel.
 
 PyTorch multiplies float32 matrices on x86 by MKL. oneDNN, which it carries for convolutions, was faster at every shape
-of the family that was measured (docs/speed.md), and applies GELU or adds a map while the result is in registers.
+of the family that was measured (`wbmm bench paths`), and applies GELU or adds a map while the result is in registers.
 """
 
 import platform

@@ -2,7 +2,7 @@
 
 Between convolutions OpenVINO keeps maps channels-last by itself, and transposes for everything that is written for
 channels-last maps. So the linears of the feed-forward part become 1x1 convolutions (`translate.py`), windows of tables
-convolutions, and norms over channels reductions of NCHW maps. What its own transpositions cost is in docs/speed.md.
+convolutions, and norms over channels reductions of NCHW maps. What it is worth is in docs/speed.md.
 """
 
 import torch

@@ -14,7 +14,7 @@ from wbmm.ops.ffn import ffn_inference
 from wbmm.ops.product import opaque_product
 from wbmm.ops.windows import crop, pad_to_windows
 
-__all__ = ["OpaqueFeedForward", "OpaqueMixer", "make_opaque", "opaque_convolution", "opaque_ffn"]
+__all__ = ["ConvolvedMixer", "OpaqueFeedForward", "OpaqueMixer", "make_opaque", "opaque_convolution", "opaque_ffn"]
 
 
 @torch.library.custom_op("wbmm::ffn", mutates_args=())
