@@ -10,7 +10,7 @@ help: ## list the targets
 env: ## set up the core, train and export environment
 	@PYTHON=$(PYTHON) bash scripts/setup_env.sh demo
 
-env-full: ## set up everything, mmcv's operators included (about 25 minutes the first time)
+env-full: ## set up everything, mmcv's operators included (about 15 minutes the first time)
 	@PYTHON=$(PYTHON) bash scripts/setup_env.sh full
 
 demo: env ## train on handwritten digits, evaluate, fuse, export to ONNX; print one table

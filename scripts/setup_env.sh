@@ -45,8 +45,10 @@ build() { # build <folder> <profile>: install the pinned packages into a new env
     if [ "$2" = full ]; then
         # Only a source distribution is published. In pip's isolated build it finds no torch and silently leaves its
         # operators out, hence the order, the flag and the check.
-        say "building mmcv with its operators (about 20 minutes on 2 cores, once; then in pip's wheel cache)"
-        PATH="$dir/bin:$PATH" $pip install -q --no-build-isolation -c requirements.txt onedl-mmcv
+        # Debug symbols are two thirds of its build time. These variables replace Python's own flags, so -O3 is among them.
+        say "building mmcv with its operators (about 8 minutes on 2 cores, once; then in pip's wheel cache)"
+        local flags='-O3 -g0 -DNDEBUG -fwrapv'
+        CFLAGS=$flags CXXFLAGS=$flags PATH="$dir/bin:$PATH" $pip install -q --no-build-isolation -c requirements.txt onedl-mmcv
         "$dir/bin/python" -c 'from mmcv.ops import nms' ||
             { say "mmcv was built without its operators: is a C++ compiler (g++) installed? See docs/install.md"; exit 1; }
     fi
