@@ -1,8 +1,9 @@
 # The environment lives outside the checkout (scripts/setup_env.sh says where) and is linked as .venv/.
 PYTHON ?= python3
 RUN = .venv/bin/python
+RUFF = PYTHON=$(PYTHON) bash scripts/setup_env.sh lint
 
-.PHONY: help env env-full demo test test-heavy lint format clean clean-env
+.PHONY: help env env-full demo test test-heavy lint format lock clean clean-env
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -22,13 +23,15 @@ test: env-full ## the whole test suite
 test-heavy: env-full ## the checks that take long: training to an accuracy, many kills, compiling
 	$(RUN) -m pytest -m heavy
 
-lint: env-full ## style and formatting
-	$(RUN) -m ruff check .
-	$(RUN) -m ruff format --check .
+lint: ## style and formatting; needs ruff alone
+	@ruff=$$($(RUFF)) && "$$ruff" check . && "$$ruff" format --check .
 
-format: env-full ## let ruff rewrite the tree
-	$(RUN) -m ruff check --fix .
-	$(RUN) -m ruff format .
+format: ## let ruff rewrite the tree
+	@ruff=$$($(RUFF)) && "$$ruff" check --fix . && "$$ruff" format .
+
+lock: ## refresh requirements.txt and its hashes from setup.py and the package index
+	@test -x $(RUN) || { echo "make lock needs .venv/: run 'make env' before you edit requirements.txt" >&2; exit 1; }
+	$(RUN) scripts/lock.py
 
 clean: ## remove what a build leaves in the checkout; runs/ and work_dirs/ stay
 	rm -rf .venv build dist *.egg-info .pytest_cache .ruff_cache
