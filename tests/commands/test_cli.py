@@ -77,6 +77,16 @@ def test_figures_agree_with_the_paper_within_rounding():
         assert f"`{name}`" in docs
 
 
+def test_info_of_backends(capsys):
+    code, out, _ = run(capsys, "info", "wbmm_a_hier", "--backends")
+    assert code == 0
+    rows = [line.split() for line in out.splitlines() if line.startswith(("inference", "training"))]
+    assert {row[0] for row in rows} == {"inference", "training"}
+    assert {row[-2] for row in rows} <= {"onednn", "tiled", "reference"}
+    assert any(row[1:4] == ["stage", "2,", "W"] and row[-3] == "windowed" for row in rows)
+    assert "tiled, windowed in inference: the matrix takes at most 256 MB, and is faster as a whole" in out
+
+
 def test_info(capsys):
     code, out, _ = run(capsys, "info", "wbmm_t_hier", "--size", "512", "384")
     assert code == 0

@@ -10,7 +10,8 @@ from wbmm.deploy.export.graph import Normalize
 from wbmm.deploy.export.opaque import OpaqueFeedForward, OpaqueMixer, make_opaque
 from wbmm.deploy.export.pooling import ExactAdaptivePool, replace_pooling
 from wbmm.deploy.fuse import fuse
-from wbmm.ops.product import opaque_product, windowed_product
+from wbmm.ops import reference
+from wbmm.ops.reference import opaque_product
 
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -61,7 +62,7 @@ def test_windowed_products(dims):
     for shape in SHAPES if dims else SHAPES[:1]:
         x = torch.randn(shape)
         with torch.no_grad():
-            expected = module(x, lambda x, matrix, window, *rest: windowed_product(x, matrix, tuple(window), *rest))
+            expected = module(x, lambda x, matrix, window, *rest: reference.windowed(x, [matrix], tuple(window), *rest))
         torch.testing.assert_close(run(x), list(expected), rtol=1e-5, atol=1e-5)
     if dims:
         with pytest.raises(Exception, match="reflect"):  # too small to be mirrored: an error, not a wrong result

@@ -39,7 +39,8 @@ def test_a_transposed_index_would_fail():
     for module in model.modules():
         if hasattr(module, "index"):
             module.index = module.index.t()
-    assert difference(model, "wbmm_p") > 1e-3
+    with ops.use_backend("reference"):  # a backend need not look at the index
+        assert difference(model, "wbmm_p") > 1e-3
 
 
 @pytest.mark.parametrize("kind", ["BatchNorm2d", "LayerNorm2d", "GlobalResponseNorm"])
@@ -128,4 +129,4 @@ def test_the_operator_is_what_the_paper_writes():
     table, x = torch.randn(2, 169), torch.randn(1, 2, 7, 7)
     index = ops.relative_index((7, 7))
     expected = torch.einsum("bci,cij->bcj", x.flatten(2), table[:, index.flatten()].view(2, 49, 49)).view_as(x)
-    torch.testing.assert_close(ops.windowed_product(x, ops.expand_table(table, (7, 7)), (7, 7)), expected)
+    torch.testing.assert_close(ops.windowed(x, [table], (7, 7)), expected)

@@ -1,5 +1,7 @@
 """Compile, export, fx and trace: one canonical path, equal to eager execution."""
 
+import copy
+
 import pytest
 import timm
 import torch
@@ -112,3 +114,76 @@ def test_onnx_at_a_fixed_size(tmp_path):
         got = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
         with torch.no_grad():
             torch.testing.assert_close(torch.from_numpy(got), fused(x), rtol=1e-3, atol=1e-3)
+
+
+SIX = {
+    "wbmm_a": lambda: timm.create_model("wbmm_a", num_classes=5),  # with several kernels in its last stage
+    "hier": lambda: timm.create_model("wbmm_a_hier", num_classes=5),
+    "dense": lambda: timm.create_model("wbmm_a_dense", num_classes=5),
+    "unireplknet": lambda: timm.create_model("unireplknet_a", num_classes=5),
+    "fused": lambda: wbmm.fuse(timm.create_model("wbmm_a", num_classes=5).eval()),
+    "fused hier": lambda: wbmm.fuse(timm.create_model("wbmm_a_hier", num_classes=5).eval(), "dense"),
+}
+
+
+@pytest.fixture(params=SIX)
+def timms(request):
+    return randomize(SIX[request.param]()).eval()
+
+
+def test_model_forward_fx(timms):
+    """As in timm's tests: by torchvision's tracer with timm's leaves, bit for bit the same, gradients on."""
+    from timm.models import get_notrace_functions, get_notrace_modules
+    from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
+
+    leaves = {"leaf_modules": get_notrace_modules(), "autowrap_functions": get_notrace_functions()}
+    leaves = {key: list(value) for key, value in leaves.items()}
+    train_nodes, eval_nodes = get_graph_node_names(timms, tracer_kwargs=leaves)
+    traced = create_feature_extractor(
+        timms, train_return_nodes=train_nodes[-1:], eval_return_nodes=eval_nodes[-1:], tracer_kwargs=leaves
+    )
+    x = torch.randn(2, 3, 96, 96)
+    (out,) = traced(x).values()
+    assert torch.equal(out, timms(x))
+
+
+@pytest.mark.filterwarnings("ignore")  # TorchScript is deprecated
+def test_model_forward_torchscript(timms):
+    scripted = torch.jit.script(timms)
+    x = torch.randn(2, 3, 70, 96)
+    with torch.no_grad():
+        torch.testing.assert_close(scripted(x), timms(x), rtol=1e-3, atol=1e-3)
+
+
+def test_every_hooked_linear_fires(timms):
+    linears = [module for module in timms.modules() if isinstance(module, torch.nn.Linear)]
+    fired = set()
+    for linear in linears:
+        linear.register_forward_hook(lambda module, *args: fired.add(module))
+    for context in (torch.no_grad(), torch.inference_mode(), torch.enable_grad()):
+        fired.clear()
+        with context:
+            timms(torch.randn(1, 3, 64, 64))
+        assert fired == set(linears)
+
+
+def test_counted_in_inference_mode():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    net, x = timm.create_model("wbmm_a", num_classes=5), torch.randn(1, 3, 64, 64)
+    counts = []
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context, FlopCounterMode(display=False) as counter:
+            net(x)
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0
+
+
+def test_vmap_over_stacked_models(form):
+    nets, x = [form, copy.deepcopy(form)], torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        nets[1].head.fc.weight.mul_(2)
+        state = torch.func.stack_module_state(nets)
+        out = torch.func.vmap(lambda *state: torch.func.functional_call(form, state, (x,)))(*state)
+        for i, net in enumerate(nets):
+            torch.testing.assert_close(out[i], net(x), rtol=1e-3, atol=1e-3)

@@ -12,7 +12,7 @@ from wbmm.ops import (
     num_offsets,
     relative_index,
     resize_table,
-    windowed_product,
+    windowed,
     zero_offset,
 )
 
@@ -70,7 +70,7 @@ def test_wbmm_is_a_depthwise_convolution_inside_each_window(window):
         for j in range(3):
             part = (slice(None), slice(None), slice(i * wh, (i + 1) * wh), slice(j * ww, (j + 1) * ww))
             expected[part] = depthwise(x[part], kernel)
-    got = windowed_product(x, expand_table(table, window), window)
+    got = windowed(x, [expand_table(table, window)], window)
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
 
 

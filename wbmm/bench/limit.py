@@ -8,7 +8,7 @@ import torch
 import torch.nn as nn
 
 from wbmm.models.profile import count_macs
-from wbmm.ops.linear import linear
+from wbmm.ops.backends.onednn.linear import linear
 
 from .report import Record
 from .timing import Timing

@@ -7,10 +7,16 @@ import torch
 import torch.nn.functional as F
 
 from wbmm.layers import FusedFeedForward
-from wbmm.ops import expand_table, num_offsets, windowed_product
-from wbmm.ops.convolution import kernel_size, pack_kernel, prefers_convolution, table_to_kernel, windowed_convolution
-from wbmm.ops.ffn import ffn_inference, rows_at_once
-from wbmm.ops.linear import linear_gelu, pack_weight, takes_onednn
+from wbmm.ops import expand_table, num_offsets, reference
+from wbmm.ops.backends.onednn.convolution import (
+    kernel_size,
+    pack_kernel,
+    prefers_convolution,
+    table_to_kernel,
+    windowed_convolution,
+)
+from wbmm.ops.backends.onednn.ffn import ffn_inference, rows_at_once
+from wbmm.ops.backends.onednn.linear import linear_gelu, pack_weight, takes_onednn
 
 from .limit import Shape
 from .report import Record, add_output_arguments, check_out, present
@@ -79,7 +85,7 @@ def window_pairs(channels: int = 320) -> Iterator[Pair]:
                 "product",
                 "convolution",
                 prefers_convolution(x, window),
-                lambda x=x, m=matrix, w=window, b=bias: windowed_product(x, m, w, b),
+                lambda x=x, m=matrix, w=window, b=bias: reference.windowed(x, [m], w, b),
                 lambda x=x, k=kernel, w=window, b=bias, p=packed: windowed_convolution(x, k, w, b, p),
             )
 
@@ -106,7 +112,8 @@ def block_pairs() -> Iterator[Pair]:
     for batch, channels, side in FEED_FORWARDS:
         x = torch.randn(batch, channels, side, side).contiguous(memory_format=torch.channels_last)
         layer = FusedFeedForward(channels, 4 * channels, 1e-6).eval()
-        w1, w2 = layer.weights(side * side)
+        w1, w2 = layer.fc1.weight, layer.fc2.weight
+        w1, w2 = (pack_weight(weight, side * side) if takes_onednn(weight) else weight for weight in (w1, w2))
         gate, rows = torch.rand(batch, channels), batch * side * side
         values = x, gate, x, w1, layer.fc1.bias, layer.gamma, w2, layer.fc2.bias, layer.eps
         yield (

@@ -11,6 +11,9 @@ HEADERS = ("stage", "blocks", "window", "map", "channels", "params M", "FLOPs G"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a name from `wbmm list`")
     parser.add_argument("--size", type=int, nargs=2, default=(224, 224), metavar=("H", "W"), help="input size")
+    parser.add_argument(
+        "--backends", action="store_true", help="who computes each operator on this device, and why not the others"
+    )
 
 
 def check_name(name: str) -> str:
@@ -62,7 +65,54 @@ def run(args: argparse.Namespace) -> int:
     print(
         "receptive field: largest extent in input pixels through convolutions and windows; SE and GRN see the whole map"
     )
+    if args.backends:
+        print("\n" + describe_backends(model.name))
     return 0
+
+
+def describe_backends(name: str) -> str:
+    """Who computes the operators of each block here, fused in inference and in training: a small batch is run."""
+    import timm
+    import torch
+
+    from wbmm.deploy.fuse import fuse
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    trained = timm.create_model(name, device=device)
+    rows, reasons = [], {}
+    for mode, net in (("inference", fuse(trained.eval())), ("training", trained)):
+        net.train(mode == "training")
+        choices = watch_choices(net, torch.zeros(2, 3, 64, 64, device=device), grad=mode == "training")
+        for (part, operator, backend, refusals), count in choices.items():
+            rows.append([mode, part, operator, backend, str(count)])
+            for other, why in refusals:
+                reasons.setdefault((other, operator, mode), {})[why] = None
+    lines = [f"{other}, {operator} in {mode}: {'; '.join(why)}" for (other, operator, mode), why in reasons.items()]
+    table = render_table(("mode", "part", "operator", "backend", "calls"), rows)
+    return "\n".join([f"backends on {device}:", "", table, "", "why not the others:", *lines])
+
+
+def watch_choices(net, images, grad: bool) -> dict[tuple, int]:
+    """(part of the net, operator, backend, reasons of the others) to the number of calls of one run."""
+    from collections import Counter
+
+    import torch
+
+    from wbmm.ops import dispatch
+
+    choices, where = Counter(), ["stem"]
+    for i, stage in enumerate(net.stages):
+        stage.register_forward_pre_hook(lambda *args, i=i: where.__setitem__(0, f"stage {i + 1}"))
+        for letter, block in zip(net.patterns[i], stage.blocks, strict=True):
+            part = f"stage {i + 1}, {letter} blocks"
+            block.register_forward_pre_hook(lambda *args, part=part: where.__setitem__(0, part))
+
+    def note(operator: str, backend: str, reasons: dict[str, str]) -> None:
+        choices[where[0], operator, backend, tuple(reasons.items())] += 1
+
+    with dispatch.watch(note), torch.set_grad_enabled(grad):
+        net(images)
+    return choices
 
 
 def _row(name, blocks, window, side, channels, module, macs, field) -> list[str]:

@@ -1,7 +1,8 @@
 """Layers of the family; what has an inference form offers `fuse()`, which returns it."""
 
+from wbmm.ops.modules import PackedConv2d
+
 from .block import Block, FusedBlock
-from .conv import StridedConv2d
 from .depthwise import DepthwiseConv2d, DilatedReparamConv2d, FusedDepthwiseConv2d
 from .ffn import FeedForward, FusedFeedForward, GlobalResponseNorm
 from .full import FullConnection2d, FusedFullConnection2d
@@ -41,11 +42,11 @@ __all__ = [
     "HalfWBMM2d",
     "HierarchicalWBMM2d",
     "MultiKernelWBMM2d",
+    "PackedConv2d",
     "ParallelWBMM2d",
     "SLaKConv2d",
     "SerialWBMM2d",
     "SqueezeExcite",
-    "StridedConv2d",
     "WBMM2d",
     "WindowAttention2d",
 ]

@@ -48,7 +48,9 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = self.norm(self.mixer(x))
         gate = None if self.se is None else self.se(out)
-        return x + self.drop_path(self.ffn(out, gate, self.gamma))
+        # A copy: PyTorch's counter of operations fails in inference mode where a module is given a parameter.
+        scale = None if self.gamma is None else self.gamma.clone()
+        return x + self.drop_path(self.ffn(out, gate, scale))
 
     def fuse(self) -> "FusedBlock":
         """The inference form: mixer and BN in one, GRN's beta, fc2, BN and layer scale in one."""

@@ -15,14 +15,11 @@ class FusedFullConnection2d(CompactMixer):
     """The matrix `[C, d, d]` and a bias. There are no tables, so that this is its compact and its dense form."""
 
     def __init__(self, full: Tensor, bias: Tensor, window: tuple[int, int], padding_mode: str = "zeros") -> None:
-        super().__init__(bias, window, padding_mode)
+        super().__init__(bias, window, padding_mode, tables=0)
         self.full = nn.Parameter(full.detach().clone())
 
-    def matrix(self) -> Tensor:
-        return self.full
-
-    def convolvable(self) -> bool:
-        return False
+    def tables(self) -> list[Tensor]:
+        return [self.full]
 
     def to_dense(self) -> "FusedFullConnection2d":
         return self
@@ -43,7 +40,7 @@ class FullConnection2d(WindowLayer):
         self, dim: int, window_size: int | tuple[int, int] = 7, padding_mode: str = "zeros", device=None, dtype=None
     ) -> None:
         window = to_window(window_size)
-        super().__init__(dim, window, padding_mode, device)
+        super().__init__(dim, window, padding_mode, tables=0)
         positions = window[0] * window[1]
         self.full = nn.Parameter(torch.empty(dim, positions, positions, device=device, dtype=dtype))
         self.reset_parameters()
@@ -51,11 +48,11 @@ class FullConnection2d(WindowLayer):
     def reset_parameters(self) -> None:
         trunc_normal_(self.full, std=0.02)
 
-    def matrix(self) -> Tensor:
-        return self.full
+    def tables(self) -> list[Tensor]:
+        return [self.full]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.product(x)
+        return self.windowed(x, self.tables())
 
     @torch.no_grad()
     def fuse(self, norm: nn.BatchNorm2d | None = None) -> FusedFullConnection2d:

@@ -3,26 +3,14 @@
 Each is window-local at every input size and offers `fuse()`, which returns its inference form (`fused.py`).
 """
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Iterator
 
 import torch
 import torch.nn as nn
 from timm.layers import trunc_normal_
 from torch import Tensor
 
-from wbmm.ops import (
-    expand_hierarchical,
-    expand_table,
-    identity_table,
-    kernel_to_table,
-    num_offsets,
-    relative_index,
-    to_window,
-    windowed_product,
-)
-from wbmm.ops.eager import differentiates_on_cpu
-from wbmm.ops.product_training import product_training
+from wbmm.ops import identity_table, kernel_to_table, num_offsets, to_window
 
 from .fused import FusedHierarchicalWBMM2d, FusedWBMM2d, batch_norm_affine
 from .window import WindowLayer
@@ -50,7 +38,7 @@ class WBMM2d(WindowLayer):
         dtype=None,
     ) -> None:
         window = to_window(window_size)
-        super().__init__(dim, window, padding_mode, device)
+        super().__init__(dim, window, padding_mode, device=device)
         self.shortcut = shortcut
         self.table = nn.Parameter(torch.empty(dim, num_offsets(window), device=device, dtype=dtype))
         self.reset_parameters()
@@ -58,14 +46,11 @@ class WBMM2d(WindowLayer):
     def reset_parameters(self) -> None:
         trunc_normal_(self.table, std=0.02)
 
-    def tables(self) -> tuple[Tensor, ...]:
-        return (self.table,)
-
-    def build_matrix(self) -> Tensor:
-        return expand_table(self.table, self.window, self.index)
+    def tables(self) -> list[Tensor]:
+        return [self.table]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.trained_product(x, int(self.shortcut))
+        return self.windowed(x, self.tables(), shortcuts=int(self.shortcut))
 
     @torch.no_grad()
     def folded_table(self) -> Tensor:
@@ -106,10 +91,9 @@ class HierarchicalWBMM2d(WindowLayer):
     ) -> None:
         local = to_window(window_size)
         window = (2 * local[0], 2 * local[1])
-        super().__init__(dim, window, padding_mode, device)
+        super().__init__(dim, window, padding_mode, tables=2, device=device)
         self.local_window = local
         self.shortcut = shortcut
-        self.register_buffer("local_index", relative_index(local, device), persistent=False)
         self.table = nn.Parameter(torch.empty(dim, num_offsets(window), device=device, dtype=dtype))
         self.local_table = nn.Parameter(torch.empty(dim, num_offsets(local), device=device, dtype=dtype))
         self.reset_parameters()
@@ -118,14 +102,11 @@ class HierarchicalWBMM2d(WindowLayer):
         trunc_normal_(self.table, std=0.02)
         trunc_normal_(self.local_table, std=0.02)
 
-    def tables(self) -> tuple[Tensor, ...]:
-        return self.table, self.local_table
-
-    def build_matrix(self) -> Tensor:
-        return expand_hierarchical(self.table, self.local_table, self.window, self.index, self.local_index)
+    def tables(self) -> list[Tensor]:
+        return [self.table, self.local_table]
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.trained_product(x, 2 * int(self.shortcut))
+        return self.windowed(x, self.tables(), shortcuts=2 * int(self.shortcut))
 
     @torch.no_grad()
     def fuse(self, norm: nn.BatchNorm2d | None = None) -> FusedHierarchicalWBMM2d:
@@ -137,6 +118,27 @@ class HierarchicalWBMM2d(WindowLayer):
         return FusedHierarchicalWBMM2d(
             table * scale[:, None], self.local_table * scale[:, None], bias, self.window, self.padding_mode
         )
+
+
+class _Kernels(nn.ParameterList):
+    """Depthwise kernels by size, in the order of their names, as in a ParameterDict, which scripts cannot iterate."""
+
+    def __init__(self, kernels: dict[str, Tensor]) -> None:
+        super().__init__()
+        for name, kernel in sorted(kernels.items()):
+            self.register_parameter(name, nn.Parameter(kernel))
+
+    def __getitem__(self, name: str) -> nn.Parameter:
+        return getattr(self, name)
+
+    def __len__(self) -> int:
+        return len(self._parameters)
+
+    def __iter__(self) -> Iterator[nn.Parameter]:
+        return (getattr(self, name) for name in self._parameters)
+
+    def items(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return zip(self._parameters, self, strict=True)
 
 
 class MultiKernelWBMM2d(WindowLayer):
@@ -164,44 +166,34 @@ class MultiKernelWBMM2d(WindowLayer):
     ) -> None:
         dd = {"device": device, "dtype": dtype}
         window = to_window(window_size)
-        super().__init__(dim, window, padding_mode, device)
+        super().__init__(dim, window, padding_mode, device=device)
         self.kernel_sizes = tuple(kernel_sizes)
         self.table = nn.Parameter(torch.empty(dim, num_offsets(window), **dd))
         self.norm = nn.BatchNorm2d(dim, **dd)
-        self.kernels = nn.ParameterDict({str(k): torch.empty(dim, 1, k, k, **dd) for k in kernel_sizes})
+        self.kernels = _Kernels({str(k): torch.empty(dim, 1, k, k, **dd) for k in kernel_sizes})
         self.norms = nn.ModuleDict({str(k): nn.BatchNorm2d(dim, **dd) for k in kernel_sizes})
+        self._places = [[name for name, _ in self.kernels.items()].index(name) for name in self.norms]
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        for weight in self.tables():
-            trunc_normal_(weight, std=0.02)
+        trunc_normal_(self.table, std=0.02)
+        for size in self.kernel_sizes:
+            trunc_normal_(self.kernels[str(size)], std=0.02)
 
-    def tables(self) -> tuple[Tensor, ...]:
-        return self.table, *(self.kernels[str(k)] for k in self.kernel_sizes)
+    def tables(self) -> list[Tensor]:
+        """Each branch as a table, without the first one's shortcut."""
+        return [self.table, *(kernel_to_table(self.kernels[str(k)], self.window) for k in self.kernel_sizes)]
 
     def branch_norms(self) -> tuple[nn.BatchNorm2d, ...]:
         return self.norm, *(self.norms[str(k)] for k in self.kernel_sizes)
 
-    def branch_tables(self) -> list[Tensor]:
-        """Each branch as a table, without the first one's shortcut."""
-        table, *kernels = self.tables()
-        return [table, *(kernel_to_table(kernel, self.window) for kernel in kernels)]
-
-    def build_matrix(self) -> Tensor:
-        """`[branches, C, d, d]`."""
-        return torch.stack([expand_table(table, self.window, self.index) for table in self.branch_tables()])
-
-    def _products(self, x: Tensor) -> list[Callable]:
-        """The product of each branch."""
-        if differentiates_on_cpu(x, *self.tables()):
-            return [partial(product_training, tables=(table,)) for table in self.branch_tables()]
-        matrices = self.matrix()
-        return [partial(windowed_product, matrix=matrices[i]) for i in range(1 + len(self.kernel_sizes))]
-
     def forward(self, x: Tensor) -> Tensor:
-        out = 0.0
-        for i, (product, norm) in enumerate(zip(self._products(x), self.branch_norms(), strict=True)):
-            out = out + norm(product(x, window=self.window, shortcuts=int(i == 0), padding_mode=self.padding_mode))
+        tables: list[Tensor] = []
+        for kernel in self.kernels:
+            tables.append(kernel_to_table(kernel, self.window))
+        out = self.norm(self.windowed(x, [self.table], shortcuts=1))
+        for i, norm in enumerate(self.norms.values()):
+            out = out + norm(self.windowed(x, [tables[self._places[i]]], keep=False))
         return out
 
     @torch.no_grad()
@@ -209,7 +201,7 @@ class MultiKernelWBMM2d(WindowLayer):
         """The inference form, with the batch norm that follows folded in, if given."""
         table, bias = torch.zeros_like(self.table), torch.zeros_like(self.table[:, 0])
         identity = identity_table(self.dim, self.window, device=table.device, dtype=table.dtype)
-        first, *rest = self.branch_tables()
+        first, *rest = self.tables()
         for branch, branch_norm in zip([first + identity, *rest], self.branch_norms(), strict=True):
             scale, shift = batch_norm_affine(branch_norm, branch)
             table += branch * scale[:, None]

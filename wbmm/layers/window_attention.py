@@ -6,9 +6,8 @@ import torch.nn.functional as F
 from timm.layers import trunc_normal_
 from torch import Tensor
 
-from wbmm.ops import expand_table, num_offsets, pad_to_windows, to_window
-from wbmm.ops.eager import is_eager
-from wbmm.ops.windows import grid_size
+from wbmm.ops import num_offsets, pad_to_windows, to_window
+from wbmm.ops.windows import crop, grid_size
 
 from .fused import batch_norm_affine
 from .window import WindowLayer
@@ -28,7 +27,7 @@ class FusedWindowAttention2d(WindowLayer):
         self, dim: int, window: tuple[int, int], head_dim: int, padding_mode: str = "zeros", device=None, dtype=None
     ) -> None:
         dd = {"device": device, "dtype": dtype}
-        super().__init__(dim, window, padding_mode, device)
+        super().__init__(dim, window, padding_mode, device=device)
         if dim % head_dim:
             raise ValueError(
                 f"{dim} channels: the heads of window attention have {head_dim}, so every stage needs a multiple of "
@@ -39,12 +38,9 @@ class FusedWindowAttention2d(WindowLayer):
         self.proj = nn.Linear(dim, dim, **dd)
         self.bias_table = nn.Parameter(torch.zeros(dim // head_dim, num_offsets(window), **dd))
 
-    def tables(self) -> tuple[Tensor, ...]:
-        return (self.bias_table,)
-
-    def build_matrix(self) -> Tensor:
-        """`[heads, d, d]`, what is added to the products of queries and keys."""
-        return expand_table(self.bias_table, self.window, self.index)
+    def tables(self) -> list[Tensor]:
+        """Its matrix `[heads, d, d]` is what is added to the products of queries and keys."""
+        return [self.bias_table]
 
     def forward(self, x: Tensor) -> Tensor:
         (wh, ww), heads = self.window, self.dim // self.head_dim
@@ -58,10 +54,7 @@ class FusedWindowAttention2d(WindowLayer):
         x = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], attn_mask=bias)
         x = self.proj(x.transpose(1, 2).reshape(batch * nh * nw, wh * ww, self.dim))
         x = x.reshape(batch, nh, nw, wh, ww, self.dim).permute(0, 1, 3, 2, 4, 5)
-        x = x.reshape(batch, nh * wh, nw * ww, self.dim).permute(0, 3, 1, 2)
-        if is_eager(x) and x.shape[-2:] == (height, width):
-            return x
-        return F.pad(x, (0, width - nw * ww, 0, height - nh * wh))  # negative: crops, see `wbmm.ops.windows`
+        return crop(x.reshape(batch, nh * wh, nw * ww, self.dim).permute(0, 3, 1, 2), height, width)
 
 
 class WindowAttention2d(FusedWindowAttention2d):

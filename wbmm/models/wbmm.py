@@ -19,7 +19,8 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models._features import feature_take_indices
 from torch import Tensor
 
-from wbmm.layers import Block, StridedConv2d
+from wbmm.layers import Block, PackedConv2d
+from wbmm.ops.windows import to_channels_last
 from wbmm.zoo import ZooModel, load_zoo
 
 from .identify import explain_mismatch
@@ -38,13 +39,13 @@ class Stem(nn.Module):
     def __init__(self, in_chans: int, dim: int, device=None, dtype=None) -> None:
         dd = {"device": device, "dtype": dtype}
         super().__init__()
-        self.conv1 = StridedConv2d(in_chans, dim // 2, 3, stride=2, padding=1, **dd)
+        self.conv1 = PackedConv2d(in_chans, dim // 2, 3, stride=2, padding=1, **dd)
         self.norm1 = LayerNorm2d(dim // 2, eps=1e-6, **dd)
-        self.conv2 = StridedConv2d(dim // 2, dim, 3, stride=2, padding=1, **dd)
+        self.conv2 = PackedConv2d(dim // 2, dim, 3, stride=2, padding=1, **dd)
         self.norm2 = LayerNorm2d(dim, eps=1e-6, **dd)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.conv1(x.contiguous(memory_format=torch.channels_last))
+        x = self.conv1(to_channels_last(x))
         return self.norm2(self.conv2(F.gelu(self.norm1(x))))
 
 
@@ -53,7 +54,7 @@ class Downsample(nn.Module):
 
     def __init__(self, in_chs: int, out_chs: int, device=None, dtype=None) -> None:
         super().__init__()
-        self.conv = StridedConv2d(in_chs, out_chs, 3, stride=2, padding=1, device=device, dtype=dtype)
+        self.conv = PackedConv2d(in_chs, out_chs, 3, stride=2, padding=1, device=device, dtype=dtype)
         self.norm = LayerNorm2d(out_chs, eps=1e-6, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -95,9 +96,10 @@ class Stage(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.downsample(x)
-        if self.grad_checkpointing and self.training:
+        if self.grad_checkpointing and self.training and not torch.jit.is_scripting():
             return run_checkpointed(self.blocks, x)
-        return self.blocks(x)
+        else:  # noqa: RET505  a script compiles this branch alone
+            return self.blocks(x)
 
 
 class WBMM(nn.Module):

@@ -1,8 +1,10 @@
-"""The WBMM operator as small pure functions; `README.md` beside this file has the maths."""
+"""The operators: tables, windows, definitions and who computes them; `README.md` beside this file has the maths."""
 
-from .cache import MatrixCache
-from .product import windowed_product
+from .dispatch import BACKENDS, gated_ffn, use_backend, windowed
+from .kept import Kept
+from .reference import GlobalResponseNorm
 from .tables import (
+    expand,
     expand_hierarchical,
     expand_table,
     identity_table,
@@ -15,10 +17,14 @@ from .tables import (
 from .windows import PADDING_MODES, merge_windows, pad_to_windows, partition_windows, to_window
 
 __all__ = [
+    "BACKENDS",
     "PADDING_MODES",
-    "MatrixCache",
+    "GlobalResponseNorm",
+    "Kept",
+    "expand",
     "expand_hierarchical",
     "expand_table",
+    "gated_ffn",
     "identity_table",
     "kernel_to_table",
     "merge_windows",
@@ -28,6 +34,7 @@ __all__ = [
     "relative_index",
     "resize_table",
     "to_window",
-    "windowed_product",
+    "use_backend",
+    "windowed",
     "zero_offset",
 ]

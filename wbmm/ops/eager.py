@@ -1,36 +1,59 @@
-"""Tells plain eager execution from tracing of any kind.
-
-Paths that depend on sizes or on stored results are for eager execution alone: compiling, exporting, tracing and fx must
-see one canonical path.
-"""
+"""Tells plain eager execution from tracing and transforms of any kind, which must see the reference."""
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+__all__ = ["is_eager", "is_transformed", "obstacle", "unusual", "wants_grad"]
 
-def is_eager(*tensors: Tensor) -> bool:
-    """Whether these are real tensors that nothing is tracing: no compile, export, jit trace, fx proxy, fake, meta."""
-    if torch.compiler.is_compiling() or torch.jit.is_tracing():
+_PLAIN = (Tensor, torch.nn.Parameter)
+_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)
+_transforms = getattr(torch._C, "_are_functorch_transforms_active", None)
+
+
+def is_eager(x: Tensor) -> bool:
+    """Whether this is a real tensor that nothing is tracing: no compile, export, script, jit trace, fx, fake, meta."""
+    if torch.jit.is_scripting():
         return False
-    return all(type(tensor) in (Tensor, torch.nn.Parameter) and not tensor.is_meta for tensor in tensors)
+    else:  # noqa: RET505  what is scripted must stand in the other branch
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return False
+        return type(x) in _PLAIN and not x.is_meta
 
 
 def is_transformed() -> bool:
     """Whether `torch.func` or forward-mode differentiation is at work, which need operators that they know."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return (_transforms is not None and _transforms()) or getattr(forward_ad, "_current_level", -1) >= 0
 
 
-def differentiates_on_cpu(*tensors: Tensor) -> bool:
-    """Whether plain autograd on a CPU, in float32 or float64, will ask for gradients, so that our own apply."""
-    first = tensors[0]
-    if not torch.is_grad_enabled() or not is_eager(*tensors) or torch.is_autocast_enabled(first.device.type):
-        return False
+def obstacle(*tensors: Tensor) -> str | None:
+    """What keeps every backend but the reference from running, or None; the first tensor is the map."""
+    if torch.compiler.is_compiling():  # first: a compiler must not see the rest
+        return "torch.compile and torch.export see the reference"
+    if torch.jit.is_tracing():
+        return "torch.jit.trace sees the reference"
+    why = unusual(*tensors)
+    if why is not None:
+        return why
+    if tensors[0].is_meta:
+        return "a tensor on the meta device has no values"
+    if _dispatch_modes is None or _transforms is None:
+        return "this PyTorch does not tell whether it is transforming or recording what runs"
+    if _dispatch_modes():
+        return "a dispatch mode, such as PyTorch's counter of operations, must see operators that it knows"
     if is_transformed():
-        return False
-    return (
-        first.device.type == "cpu"
-        and first.dtype in (torch.float32, torch.float64)
-        and all(tensor.dtype == first.dtype for tensor in tensors)
-        and any(tensor.requires_grad for tensor in tensors)
-    )
+        return "torch.func and forward-mode differentiation need operators that they know"
+    return None
+
+
+def unusual(*tensors: Tensor) -> str | None:
+    """The first tensor that is none of PyTorch's own two types, in a sentence."""
+    for tensor in tensors:
+        if type(tensor) not in _PLAIN:
+            return f"a {type(tensor).__name__} is not a plain tensor"
+    return None
+
+
+def wants_grad(*tensors: Tensor | None) -> bool:
+    """Whether autograd will ask for a gradient of any of these."""
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)

@@ -4,11 +4,11 @@ A table `[C, (2wh-1)(2ww-1)]` holds one weight per channel and offset (dh, dw) =
 matrix `[C, d, d]`, d = wh*ww, has rows for input positions and columns for output positions: `Y = X @ M`.
 """
 
-from functools import lru_cache
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from .eager import is_eager
 
 Window = tuple[int, int]
 
@@ -23,8 +23,7 @@ def zero_offset(window: Window) -> int:
     return num_offsets(window) // 2
 
 
-@lru_cache(maxsize=64)
-def _index_on_cpu(window: Window) -> Tensor:
+def _build_index(window: Window) -> Tensor:
     wh, ww = window
     h = torch.arange(wh, device="cpu").repeat_interleave(ww)
     w = torch.arange(ww, device="cpu").repeat(wh)
@@ -33,13 +32,25 @@ def _index_on_cpu(window: Window) -> Tensor:
     return dh * (2 * ww - 1) + dw
 
 
-def relative_index(window: Window, device: torch.device | str | None = None) -> Tensor:
+_indices: dict[Window, Tensor] = {}  # layers on a CPU share them
+
+
+def relative_index(window: Window, device: torch.device | None = None) -> Tensor:
     """Table position of every (input, output) pair of a window.
 
     Returns:
         `I[d, d]` int64, `I[i, j] = (h_i - h_j + wh - 1)(2ww - 1) + (w_i - w_j + ww - 1)`.
     """
-    return _index_on_cpu(tuple(window)).to(device)
+    if torch.jit.is_scripting():
+        return _build_index(window).to(device)
+    else:  # noqa: RET505  what is scripted must stand in the other branch
+        window = tuple(window)
+        index = _indices.get(window)
+        if index is None:
+            index = _build_index(window)
+            if is_eager(index):
+                _indices[window] = index
+        return index.to(device)
 
 
 def expand_table(table: Tensor, window: Window, index: Tensor | None = None) -> Tensor:
@@ -54,7 +65,8 @@ def expand_table(table: Tensor, window: Window, index: Tensor | None = None) -> 
         `M[C, d, d]` with `M[c, i, j] = table[c, I[i, j]]`.
     """
     d = window[0] * window[1]
-    index = relative_index(window, table.device) if index is None else index
+    if index is None:
+        index = relative_index(window, table.device)
     return table.index_select(1, index.reshape(-1)).view(-1, d, d)
 
 
@@ -83,6 +95,27 @@ def expand_hierarchical(
         * same.view(1, 1, 1, 2, 1, 1, 1, 2, 1)
     )
     return expand_table(table, window, index) + blocks.reshape(-1, 4 * lh * lw, 4 * lh * lw)
+
+
+def expand(tables: list[Tensor], window: Window, index: list[Tensor] | None = None) -> Tensor:
+    """The matrix `[C, d, d]` of one table, or of a global and a local one; a matrix stays what it is.
+
+    Args:
+        tables: as in `expand_table` or `expand_hierarchical`, or the matrix alone.
+        window: (wh, ww).
+        index: `relative_index` of each table's window, where the caller already has them.
+    """
+    if tables[0].ndim == 3:
+        return tables[0]
+    if len(tables) == 1:
+        return expand_table(tables[0], window, None if index is None else index[0])
+    local_index = None if index is None else index[1]
+    return expand_hierarchical(tables[0], tables[1], window, None if index is None else index[0], local_index)
+
+
+def scales_of(tables: int, window: Window) -> tuple[Window, ...]:
+    """The window of each table of a layer that has so many."""
+    return (window, (window[0] // 2, window[1] // 2))[:tables]
 
 
 def collapse_matrix(matrix: Tensor, window: Window) -> Tensor:
@@ -119,10 +152,11 @@ def kernel_to_table(kernel: Tensor, window: Window) -> Tensor:
         `[C, (2wh-1)(2ww-1)]`.
     """
     kh, kw = kernel.shape[-2:]
-    if isinstance(kh, int) and (kh % 2 == 0 or kw % 2 == 0):  # under fx the sizes are proxies
-        raise ValueError(f"a {kh}x{kw} kernel has no centre: both sides must be odd to be a table over offsets")
+    if not torch.jit.is_scripting():  # noqa: SIM102  a script must not see the rest
+        if isinstance(kh, int) and (kh % 2 == 0 or kw % 2 == 0):  # under fx the sizes are proxies
+            raise ValueError(f"a {kh}x{kw} kernel has no centre: both sides must be odd to be a table over offsets")
     ph, pw = window[0] - 1 - kh // 2, window[1] - 1 - kw // 2
-    return F.pad(kernel.squeeze(1), (pw, pw, ph, ph)).flatten(1)  # a negative amount crops
+    return F.pad(kernel.squeeze(1), [pw, pw, ph, ph]).flatten(1)  # a negative amount crops
 
 
 def resize_table(table: Tensor, old: Window, new: Window) -> Tensor:

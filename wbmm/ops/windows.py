@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .eager import is_eager
+from .eager import is_eager, is_transformed
 
 Window = tuple[int, int]
 
@@ -51,17 +51,24 @@ def pad_to_windows(x: Tensor, window: Window, mode: str = "zeros") -> Tensor:
     height, width = x.shape[-2:]
     nh, nw = grid_size(height, width, window)
     bottom, right = nh * window[0] - height, nw * window[1] - width
-    if is_eager(x) and not bottom and not right:
+    if is_eager(x) and bottom == 0 and right == 0:
         return x
     if mode == "zeros":
-        return F.pad(x, (0, right, 0, bottom))
-    if mode == "reflect" and isinstance(height, int) and (bottom >= height or right >= width):
-        raise ValueError(
-            f"cannot reflect a {height}x{width} map to whole {window[0]}x{window[1]} windows: {bottom} rows and "
-            f"{right} columns are needed, and at most {height - 1} and {width - 1} can be mirrored. "
-            "Use a larger input, a smaller window, or padding_mode='zeros' or 'replicate'."
-        )
-    return F.pad(x, (0, right, 0, bottom), mode=mode)
+        return F.pad(x, [0, right, 0, bottom])
+    if not torch.jit.is_scripting() and mode == "reflect":
+        _check_reflection((height, width), (bottom, right), window)
+    return F.pad(x, [0, right, 0, bottom], mode=mode)
+
+
+def _check_reflection(size: tuple[int, int], missing: tuple[int, int], window: Window) -> None:
+    """An error where a map is too small to be mirrored."""
+    if not isinstance(size[0], int) or (missing[0] < size[0] and missing[1] < size[1]):
+        return
+    raise ValueError(
+        f"cannot reflect a {size[0]}x{size[1]} map to whole {window[0]}x{window[1]} windows: {missing[0]} rows and "
+        f"{missing[1]} columns are needed, and at most {size[0] - 1} and {size[1] - 1} can be mirrored. "
+        "Use a larger input, a smaller window, or padding_mode='zeros' or 'replicate'."
+    )
 
 
 def partition_windows(x: Tensor, window: Window) -> Tensor:
@@ -124,14 +131,23 @@ def merge_batch(windows: Tensor, shape: torch.Size, window: Window) -> Tensor:
 def crop(x: Tensor, height: int, width: int) -> Tensor:
     """Drop rows at the bottom and columns at the right; the memory format stays."""
     bottom, right = x.shape[-2] - height, x.shape[-1] - width
-    if is_eager(x) and not bottom and not right:
+    if is_eager(x) and bottom == 0 and right == 0:
         return x
     # A negative pad crops without a slice: a slice traced at a padded size fails its guard at an unpadded one.
-    return F.pad(x, (0, -right, 0, -bottom))
+    return F.pad(x, [0, -right, 0, -bottom])
 
 
 def is_channels_last(x: Tensor) -> bool:
     """Whether a map is physically NHWC; a map that is both (C = 1, or H = W = 1) counts as contiguous."""
-    if not isinstance(x, Tensor):
+    if not torch.jit.is_scripting() and not isinstance(x, Tensor):
         return True  # an fx proxy has no memory format; the models use this one
-    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    # Of the view, because `torch.func.vmap` knows no query for another memory format.
+    return x.permute(0, 2, 3, 1).is_contiguous() and not x.is_contiguous()
+
+
+def to_channels_last(x: Tensor) -> Tensor:
+    """A map in channels-last memory."""
+    if not torch.jit.is_scripting():  # noqa: SIM102  a script must not see the rest
+        if is_eager(x) and is_transformed():  # vmap knows no conversion to another memory format
+            return x.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    return x.contiguous(memory_format=torch.channels_last)

@@ -3,15 +3,19 @@
 Tracing is several times faster so, and what a file computes there is ours to choose (`translate.py`).
 """
 
+from functools import partial
+
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch import Tensor
 
 from wbmm.layers import DenseWBMM2d, FusedFeedForward
 from wbmm.layers.fused import CompactMixer
-from wbmm.ops.convolution import windowed_convolution
-from wbmm.ops.ffn import ffn_inference
-from wbmm.ops.product import opaque_product
+from wbmm.ops import reference
+from wbmm.ops.backends.onednn.convolution import is_convolvable, table_to_kernel, windowed_convolution
+from wbmm.ops.reference import opaque_product
+from wbmm.ops.tables import scales_of
 from wbmm.ops.windows import crop, pad_to_windows
 
 __all__ = ["ConvolvedMixer", "OpaqueFeedForward", "OpaqueMixer", "make_opaque", "opaque_convolution", "opaque_ffn"]
@@ -29,8 +33,10 @@ def opaque_ffn(
     b2: Tensor,
     eps: float,
 ) -> Tensor:
-    """`ffn_inference` as one node; the result is contiguous."""
-    return ffn_inference(x, gate, shortcut, w1, b1, gamma, w2, b2, eps).contiguous()
+    """`reference.gated_ffn` as one node; the result is contiguous."""
+    grn = partial(reference.grn, gamma=gamma, beta=None, eps=eps)
+    fc1, fc2 = partial(F.linear, weight=w1, bias=b1), partial(F.linear, weight=w2, bias=b2)
+    return reference.gated_ffn(x, fc1, grn, fc2, gate, shortcut=shortcut).contiguous()
 
 
 @opaque_ffn.register_fake
@@ -84,17 +90,22 @@ class ConvolvedMixer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         mixer = self.mixer
-        out, bias = None, mixer.bias
-        for kernel, window in zip(mixer.kernels(), mixer.scales(), strict=True):
-            part = opaque_convolution(x, kernel, list(window), bias, mixer.padding_mode)
+        tables, out, bias = mixer.tables(), None, mixer.bias
+        for table, window in zip(tables, scales_of(len(tables), mixer.window), strict=True):
+            part = opaque_convolution(x, table_to_kernel(table, window), list(window), bias, mixer.padding_mode)
             out, bias = part if out is None else out + part, None
         return out
+
+
+def _is_convolvable(mixer: CompactMixer) -> bool:
+    tables = mixer.tables()
+    return tables[0].ndim == 2 and all(map(is_convolvable, scales_of(len(tables), mixer.window)))
 
 
 def make_opaque(module: nn.Module, convolutions: bool = False) -> nn.Module:
     """Replaces fused mixers and feed-forward parts, in place; with `convolutions`, large windows of tables by them."""
     for name, child in module.named_children():
-        if convolutions and isinstance(child, CompactMixer) and child.convolvable():
+        if convolutions and isinstance(child, CompactMixer) and _is_convolvable(child):
             setattr(module, name, ConvolvedMixer(child))
         elif isinstance(child, CompactMixer | DenseWBMM2d):
             setattr(module, name, OpaqueMixer(child))

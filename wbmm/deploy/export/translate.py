@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from wbmm.ops.product import opaque_product
+from wbmm.ops.reference import opaque_product
 
 from .opaque import opaque_convolution, opaque_ffn
 

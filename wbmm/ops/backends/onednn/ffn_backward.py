@@ -12,12 +12,16 @@ over tensors of four times the map's width is two products and a few passes, ove
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .ffn import LEAST_SQUARE, relative, response_norm, rows_at_once
+from wbmm.ops import reference
+from wbmm.ops.reference import LEAST_SQUARE
+
+from .ffn import rows_at_once
 from .linear import linear
 
 __all__ = ["ffn_training"]
@@ -44,6 +48,11 @@ def ffn_training(
     return _FeedForward.apply(rows, gate, w1, b1, gamma.flatten(), beta.flatten(), w2, eps).view(x.shape)
 
 
+def _relative(norm: Tensor, eps: float) -> Tensor:
+    """Norms `[N, 4C]` relative to their mean over channels."""
+    return norm / (norm.mean(-1, keepdim=True) + eps)
+
+
 def _flat(x: Tensor) -> Tensor:
     return x.flatten(0, 1)
 
@@ -61,7 +70,7 @@ class _FeedForward(torch.autograd.Function):
             hidden.append(linear(x[part] * gate[part, None], w1, b1))
             u = F.gelu(hidden[-1])
             norm[part] = u.square().sum(1).clamp_min_(LEAST_SQUARE).sqrt_()
-            scale = 1 + gamma * relative(norm[part], eps)
+            scale = 1 + gamma * _relative(norm[part], eps)
             out[part] = linear(u.mul_(scale[:, None]), w2, base)
         ctx.save_for_backward(x, gate, w1, b1, gamma, beta, w2, norm, *hidden)
         ctx.eps, ctx.step = eps, step
@@ -91,7 +100,7 @@ class _FeedForward(torch.autograd.Function):
         for i, h in zip(range(0, len(x), ctx.step), hidden, strict=True):
             part = slice(i, i + ctx.step)
             u, n = F.gelu(h), norm[part]
-            ratio = relative(n, ctx.eps)
+            ratio = _relative(n, ctx.eps)
             scale = 1 + gamma * ratio
             d, dscale = _second_product(grad[part], u, scale, w2, dw2)
             dgamma += (dscale * ratio).sum(0)
@@ -139,9 +148,9 @@ def _second_product(g: Tensor, u: Tensor, scale: Tensor, w2: Tensor, dw2: Tensor
 def _plain_gradients(inputs: list[Tensor], needed: Sequence[bool], eps: float, grad: Tensor) -> list[Tensor | None]:
     """The same by autograd, with a graph."""
     x, gate, w1, b1, gamma, beta, w2 = inputs
-    u = F.gelu(F.linear(x * gate[:, None], w1, b1))
-    scale = 1 + gamma * response_norm(u[:, :, None], eps)[:, 0]
-    out = F.linear(u * scale + beta, w2)
+    fc1, fc2 = partial(F.linear, weight=w1, bias=b1), partial(F.linear, weight=w2)
+    grn = partial(reference.grn, gamma=gamma, beta=beta, eps=eps)
+    out = reference.gated_ffn(x[:, None].permute(0, 3, 1, 2), fc1, grn, fc2, gate)[:, :, 0].transpose(1, 2)
     wanted = [tensor for tensor, wants in zip(inputs, needed, strict=True) if wants]
     found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
     return [next(found) if wants else None for wants in needed]

@@ -4,8 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from wbmm.ops import ffn as ops_ffn
-from wbmm.ops.linear import pack_weight
+from wbmm.ops import reference
+from wbmm.ops.backends.onednn import ffn as ops_ffn
+from wbmm.ops.backends.onednn.linear import pack_weight
 
 
 def plain(x, gate, shortcut, w1, b1, gamma, w2, b2, eps):
@@ -52,17 +53,16 @@ def test_blocks_bound_the_hidden_layer():
     rows = ops_ffn.rows_at_once(320, like)
     assert ops_ffn.BLOCK_ROWS < rows < 2 * 3136
     assert ops_ffn.rows_at_once(10**6, like) == ops_ffn.BLOCK_ROWS
-    assert ops_ffn.rows_at_once(320, like.to("meta")) == 16 * 3136, "not on a CPU: all at once"
 
 
 def test_a_dead_channel_has_a_finite_gradient():
     x = torch.zeros(1, 2, 2, 3, dtype=torch.float64)
     x[..., 0] = 1
     x.requires_grad_()
-    ops_ffn.response_norm(x, 1e-6).sum().backward()
+    reference.response_norm(x, 1e-6).sum().backward()
     assert x.grad.isfinite().all()
 
 
 def test_half_precision_sums_do_not_overflow():
     x = torch.full((1, 56, 56, 4), 100.0, dtype=torch.float16)
-    torch.testing.assert_close(ops_ffn.response_norm(x, 1e-6), torch.ones(1, 1, 1, 4, dtype=torch.float16))
+    torch.testing.assert_close(reference.response_norm(x, 1e-6), torch.ones(1, 1, 1, 4, dtype=torch.float16))

@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from wbmm.layers import HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
-from wbmm.ops import convolution, expand_hierarchical, expand_table, num_offsets, windowed_product
-from wbmm.ops import product_training as training
-from wbmm.ops.product_training import product_training
+from wbmm.ops import expand_hierarchical, expand_table, num_offsets, reference
+from wbmm.ops.backends import onednn
+from wbmm.ops.backends.onednn import convolution, windowed_backward
+from wbmm.ops.backends.onednn.windowed_backward import windowed_training
 from wbmm.ops.tables import collapse_hierarchical, collapse_matrix
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -22,13 +23,12 @@ def leaves(size, window, tables, dtype=torch.float64, layout=torch.channels_last
 
 
 def canonical(x, *tables, window, **options):
-    expand = expand_table if len(tables) == 1 else expand_hierarchical
-    return windowed_product(x, expand(*tables, window), window, **options)
+    return reference.windowed(x, list(tables), window, **options)
 
 
 def compare(inputs, window, tolerance=1e-11, **options):
     results = []
-    for call in (lambda x, *tables: product_training(x, tables, window, **options), None):
+    for call in (lambda x, *tables: windowed_training(x, list(tables), window, **options), None):
         out = call(*inputs) if call else canonical(*inputs, window=window, **options)
         weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view(out.shape).sin()
         results.append([out.detach(), *torch.autograd.grad((out * weights).sum(), inputs)])
@@ -52,7 +52,7 @@ def test_other_padding(padding_mode):
 
 @pytest.mark.parametrize("tables", [1, 2])
 def test_table_gradients_for_one_channel_at_a_time(tables, monkeypatch):
-    monkeypatch.setattr(training, "BLOCK_BYTES", 0)
+    monkeypatch.setattr(windowed_backward, "BLOCK_BYTES", 0)
     compare(leaves((9, 13), (4, 6), tables), (4, 6))
 
 
@@ -62,10 +62,12 @@ def test_large_windows_are_convolved(window, size, layout, monkeypatch):
     """In float32, where oneDNN convolves, against float64."""
     calls = []
     monkeypatch.setattr(
-        training, "windowed_convolution", lambda *args: calls.append(1) or convolution.windowed_convolution(*args)
+        windowed_backward,
+        "windowed_convolution",
+        lambda *args: calls.append(1) or convolution.windowed_convolution(*args),
     )
     inputs = leaves(size, window, 1, torch.float32, layout)
-    results = [product_training(inputs[0], tuple(inputs[1:]), window, shortcuts=1)]
+    results = [windowed_training(inputs[0], inputs[1:], window, shortcuts=1)]
     double = [tensor.detach().double().requires_grad_() for tensor in inputs]
     results.append(canonical(*double, window=window, shortcuts=1))
     gradients = [
@@ -83,14 +85,16 @@ def test_frozen_inputs(frozen):
     inputs = leaves((9, 13), (4, 6), 2)
     inputs = [tensor.detach() if i in frozen else tensor for i, tensor in enumerate(inputs)]
     wanted = [tensor for tensor in inputs if tensor.requires_grad]
-    ours = torch.autograd.grad(product_training(inputs[0], tuple(inputs[1:]), (4, 6)).square().sum(), wanted)
+    ours = torch.autograd.grad(windowed_training(inputs[0], inputs[1:], (4, 6)).square().sum(), wanted)
     expected = torch.autograd.grad(canonical(*inputs, window=(4, 6)).square().sum(), wanted)
     torch.testing.assert_close(ours, expected)
 
 
 def test_second_derivatives():
     inputs = leaves((3, 3), (2, 2), 2, channels=2)
-    assert torch.autograd.gradgradcheck(lambda x, *tables: product_training(x, tables, (2, 2), shortcuts=1), inputs)
+    assert torch.autograd.gradgradcheck(
+        lambda x, *tables: windowed_training(x, list(tables), (2, 2), shortcuts=1), inputs
+    )
 
 
 @pytest.mark.parametrize("window", [(7, 7), (4, 6), (2, 2)])
@@ -110,11 +114,7 @@ def test_collapse_is_the_adjoint_of_expand(window):
 @pytest.mark.parametrize("layer", [WBMM2d, HierarchicalWBMM2d, MultiKernelWBMM2d])
 def test_layers_take_it_in_training_only(layer, monkeypatch):
     calls = []
-    for place in ("window", "mixers"):
-        monkeypatch.setattr(
-            f"wbmm.layers.{place}.product_training",
-            lambda *args, **kwargs: calls.append(1) or product_training(*args, **kwargs),
-        )
+    monkeypatch.setattr(onednn, "windowed_training", lambda *args: calls.append(1) or windowed_training(*args))
     mixer = layer(8, 2).double()
     x = torch.randn(2, 8, 6, 5, dtype=torch.float64)
     with torch.no_grad():

@@ -8,19 +8,21 @@ channels at a time. Windows of one table are convolved, from 7x7 on, so that its
 import torch
 from torch import Tensor
 
-from .convolution import prefers_convolution, table_to_kernel, windowed_convolution
-from .tables import collapse_hierarchical, collapse_matrix, expand_hierarchical, expand_table, zero_offset
-from .windows import Window, check_map, crop, is_channels_last, merge_windows, pad_to_windows, partition_windows
+from wbmm.ops import reference
+from wbmm.ops.tables import collapse_hierarchical, collapse_matrix, expand, zero_offset
+from wbmm.ops.windows import Window, crop, is_channels_last, merge_windows, pad_to_windows, partition_windows
 
-__all__ = ["product_training"]
+from .convolution import prefers_convolution, table_to_kernel, windowed_convolution
+
+__all__ = ["windowed_training"]
 
 BLOCK_BYTES = 2**22  # of the matrix's gradient
 
 
-def product_training(
-    x: Tensor, tables: tuple[Tensor, ...], window: Window, shortcuts: int = 0, padding_mode: str = "zeros"
+def windowed_training(
+    x: Tensor, tables: list[Tensor], window: Window, shortcuts: int = 0, padding_mode: str = "zeros"
 ) -> Tensor:
-    """`windowed_product` of the matrix of one table, or of a global and a local one, with gradients, in eager mode.
+    """`reference.windowed` of one table, or of a global and a local one, with gradients, in eager mode.
 
     Args:
         x: `[B, C, H, W]`, any H and W.
@@ -30,10 +32,8 @@ def product_training(
     Returns:
         `[B, C, H, W]`, in the memory format of `x`.
     """
-    check_map(x, tables[0].shape[0])
-    height, width = x.shape[-2:]
     out = _WindowedProduct.apply(pad_to_windows(x, window, padding_mode), window, shortcuts, *tables)
-    return crop(out, height, width)
+    return crop(out, *x.shape[-2:])
 
 
 class _WindowedProduct(torch.autograd.Function):
@@ -45,7 +45,7 @@ class _WindowedProduct(torch.autograd.Function):
         if ctx.convolve:
             return windowed_convolution(x, _kernel(tables[0], window, shortcuts), window)
         windows = partition_windows(x, window)
-        return _merge(_multiply(windows, _matrix(tables, window), shortcuts), x, window)
+        return _merge(_multiply(windows, expand(tables, window), shortcuts), x, window)
 
     @staticmethod
     def backward(ctx, grad):
@@ -63,14 +63,10 @@ class _WindowedProduct(torch.autograd.Function):
         if wanted[0] and ctx.convolve:
             dx = windowed_convolution(grad, _kernel(tables[0], window, shortcuts).flip(2, 3), window)
         elif wanted[0]:
-            dx = _merge(_multiply(g, _matrix(tables, window).transpose(1, 2), shortcuts), x, window)
+            dx = _merge(_multiply(g, expand(tables, window).transpose(1, 2), shortcuts), x, window)
         if not any(wanted[3:]):
             return dx, None, None, *(None for _ in tables)
         return dx, None, None, *_table_gradients(partition_windows(x, window), g, tables, window)
-
-
-def _matrix(tables: tuple[Tensor, ...], window: Window) -> Tensor:
-    return expand_table(tables[0], window) if len(tables) == 1 else expand_hierarchical(*tables, window)
 
 
 def _kernel(table: Tensor, window: Window, shortcuts: int) -> Tensor:
@@ -102,7 +98,7 @@ def _table_gradients(windows: Tensor, grad: Tensor, tables: list[Tensor], window
 
 def _plain_gradients(x, tables, window, shortcuts, wanted, grad):
     """The same by autograd, with a graph."""
-    out = _merge(_multiply(partition_windows(x, window), _matrix(tables, window), shortcuts), x, window)
+    out = reference.windowed(x, tables, window, None, shortcuts)
     inputs = [x, *tables]
     asked = [tensor for tensor, wants in zip(inputs, (wanted[0], *wanted[3:]), strict=True) if wants]
     found = iter(torch.autograd.grad(out, asked, grad, create_graph=True))

@@ -5,32 +5,42 @@ of the family that was measured (`wbmm bench paths`), and applies GELU or adds a
 """
 
 import platform
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .eager import is_eager, is_transformed
+from wbmm.ops.eager import obstacle
 
-__all__ = ["linear", "linear_add", "linear_gelu", "pack_weight", "takes_onednn"]
+__all__ = ["has_onednn", "linear", "linear_add", "linear_gelu", "missing_call", "pack_weight", "takes_onednn"]
 
 _X86 = platform.machine() in ("x86_64", "AMD64")
+# PyTorch's own, for its compiler; no other release need have them.
+CALLS = ("_linear_pointwise", "_reorder_linear_weight", "_convolution_pointwise", "_reorder_convolution_weight")
+
+
+@cache
+def missing_call() -> str | None:
+    """The first of the private operators used here that this PyTorch does not have."""
+    return next((name for name in CALLS if not hasattr(torch.ops.mkldnn, name)), None)
+
+
+def has_onednn() -> bool:
+    """Whether oneDNN is there and switched on: on x86, by `torch.backends.mkldnn`."""
+    return _X86 and torch.backends.mkldnn.enabled and torch._C._has_mkldnn and missing_call() is None
 
 
 def takes_onednn(*tensors: Tensor) -> bool:
-    """Whether oneDNN multiplies these: float32 on an x86 CPU, in eager execution, with `torch.backends.mkldnn` on.
+    """Whether oneDNN multiplies these: float32 on an x86 CPU, in eager execution.
 
     Dispatch modes, such as PyTorch's counter of operations, do not know its operators and see the canonical ones. So
-    do autocast, which would compute in bfloat16, transforms of `torch.func` and forward-mode differentiation.
+    do autocast, which would compute in bfloat16, transforms of `torch.func` and forward-mode differentiation. A
+    backward pass may run under any of them although its forward pass did not.
     """
-    if not is_eager(*tensors):  # first: a compiler must not see the rest
-        return False
     return (
-        _X86
-        and torch.backends.mkldnn.enabled
-        and torch._C._has_mkldnn
-        and not torch._C._len_torch_dispatch_stack()
-        and not is_transformed()
+        has_onednn()
+        and obstacle(*tensors) is None
         and not torch.is_autocast_enabled("cpu")
         and all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in tensors)
     )

@@ -6,13 +6,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from wbmm.ops.windows import Window, is_channels_last, merge_batch, partition_batch
+
 from .linear import takes_onednn
-from .windows import Window, is_channels_last, merge_batch, partition_batch
 
 __all__ = [
     "is_convolvable",
     "kernel_size",
+    "pack_conv",
     "pack_kernel",
+    "packed_conv2d",
     "prefers_convolution",
     "table_to_kernel",
     "windowed_convolution",
@@ -46,10 +49,23 @@ def table_to_kernel(table: Tensor, window: Window) -> Tensor:
     return F.pad(table.view(-1, 1, 2 * window[0] - 1, 2 * window[1] - 1), (columns, columns))
 
 
+def pack_conv(weight: Tensor, geometry: tuple, shape: list[int]) -> Tensor:
+    """The weight of a convolution in the order in which oneDNN reads it for maps of a shape.
+
+    Args:
+        geometry: padding, stride, dilation and groups.
+    """
+    return torch.ops.mkldnn._reorder_convolution_weight(weight.detach(), *geometry, shape)
+
+
+def packed_conv2d(x: Tensor, packed: Tensor, bias: Tensor | None, geometry: tuple) -> Tensor:
+    """A convolution with a weight of `pack_conv`, without gradients."""
+    return torch.ops.mkldnn._convolution_pointwise(x, packed, bias, *geometry, "none", [], "")
+
+
 def pack_kernel(kernel: Tensor, window: Window) -> Tensor:
     """A kernel of `table_to_kernel` in the order in which oneDNN reads it, for whole windows."""
-    geometry = _geometry(kernel)
-    return torch.ops.mkldnn._reorder_convolution_weight(kernel.detach(), *geometry, [1, kernel.shape[0], *window])
+    return pack_conv(kernel, _geometry(kernel), [1, kernel.shape[0], *window])
 
 
 def windowed_convolution(
@@ -88,7 +104,7 @@ def _convolve(x: Tensor, kernel: Tensor, window: Window, bias: Tensor | None, pa
     h, w = min(window[0], x.shape[2]), min(window[1], x.shape[3])
     windows = partition_batch(x, (h, w))
     if packed is not None and (h, w) == window:
-        out = torch.ops.mkldnn._convolution_pointwise(windows, packed, bias, *_geometry(kernel), "none", [], "")
+        out = packed_conv2d(windows, packed, bias, _geometry(kernel))
     else:
         kernel = _middle(_middle(kernel, 2, h - 1), 3, max(w - 1, LEAST_WIDTH // 2))
         padding, *_, groups = _geometry(kernel)

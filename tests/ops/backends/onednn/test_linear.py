@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from wbmm.ops.linear import linear, linear_add, linear_gelu, pack_weight, takes_onednn
+from wbmm.ops.backends.onednn.linear import linear, linear_add, linear_gelu, pack_weight, takes_onednn
 
 
 @pytest.fixture(params=["float64", "float32", "packed"])

@@ -1,0 +1,163 @@
+"""All that was tuned for a CPU: oneDNN with packed weights, cache-sized blocks, backward passes written out."""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+from wbmm.ops import reference
+from wbmm.ops.backends import Backend, Call
+from wbmm.ops.kept import Kept
+from wbmm.ops.tables import Window, scales_of
+from wbmm.ops.windows import crop, pad_to_windows
+
+from .convolution import is_convolvable, pack_conv, pack_kernel, packed_conv2d, table_to_kernel, windowed_convolution
+from .ffn import ffn_inference
+from .ffn_backward import ffn_training
+from .linear import has_onednn, missing_call, pack_weight, takes_onednn
+from .windowed_backward import windowed_training
+
+__all__ = ["OneDNN"]
+
+LARGE_MATRIX = 2**28  # bytes; above it training never builds one
+_TRAINED = (torch.float32, torch.float64)
+
+
+class OneDNN(Backend):
+    """CPUs. float32 takes oneDNN on x86; other types and processors the same code with PyTorch's products."""
+
+    name = "onednn"
+    operators = frozenset(("windowed", "gated_ffn", "conv2d"))
+
+    def can_run(self, call: Call) -> str | None:
+        x = call.x
+        if x.device.type != "cpu":
+            return f"it runs on a CPU, and the map is on {x.device.type}"
+        if torch.is_autocast_enabled("cpu"):
+            return "it does not know autocast"
+        if missing_call() is not None:
+            return f"this PyTorch has no torch.ops.mkldnn.{missing_call()}"
+        if not torch.backends.mkldnn.enabled:
+            return "torch.backends.mkldnn is switched off"
+        dtype = x.dtype
+        for weight in call.weights:
+            if weight.dtype is not dtype:
+                return f"the map is {dtype}, a weight {weight.dtype}"
+        if call.grad and dtype not in _TRAINED:
+            return f"its backward passes are for float32 and float64, not {dtype}"
+        return getattr(self, f"_{call.operator}_obstacle")(call)
+
+    @staticmethod
+    def _windowed_obstacle(call: Call) -> str | None:
+        return "it works on tables, and this layer holds the matrix itself" if call.weights[0].ndim == 3 else None
+
+    @staticmethod
+    def _gated_ffn_obstacle(call: Call) -> str | None:
+        return None
+
+    @staticmethod
+    def _conv2d_obstacle(call: Call) -> str | None:
+        if call.x.dtype is not torch.float32 or not has_onednn():
+            return f"it packs float32 on x86, not {call.x.dtype}"
+        return None
+
+    def better_elsewhere(self, call: Call) -> str | None:
+        if call.operator == "conv2d":
+            return "in training PyTorch's convolution is oneDNN's as well" if call.grad else None
+        if call.operator != "windowed":
+            return None
+        convolves = call.x.dtype is torch.float32 and has_onednn()
+        small = not all(map(is_convolvable, scales_of(call.tables, call.window)))
+        if not call.grad:
+            if not convolves:
+                return f"oneDNN convolves float32 on x86, not {call.x.dtype}: a product is faster"
+            return "windows below 7x7 are faster as products" if small else None
+        if (small or not convolves or call.tables > 1) and call.matrix_bytes() > LARGE_MATRIX:
+            return "it would need the whole matrix, which is large"
+        return None
+
+    def windowed(
+        self,
+        x: Tensor,
+        tables: list[Tensor],
+        window: Window,
+        bias: Tensor | None,
+        shortcuts: int,
+        padding_mode: str,
+        grad: bool,
+        kept: Kept | None,
+    ) -> Tensor:
+        if grad:
+            out = windowed_training(x, tables, window, shortcuts, padding_mode)
+            return out if bias is None else out + bias[:, None, None]
+        pack = kept is not None and takes_onednn(tables[0])
+
+        def build() -> list[tuple[Tensor, Tensor | None, Window]]:
+            scales = scales_of(len(tables), window)
+            kernels = [table_to_kernel(table, scale) for table, scale in zip(tables, scales, strict=True)]
+            if shortcuts:
+                kernels[0] = kernels[0].clone()
+                kernels[0][:, 0, kernels[0].shape[2] // 2, kernels[0].shape[3] // 2] += shortcuts
+            packed = [pack_kernel(*pair) if pack else None for pair in zip(kernels, scales, strict=True)]
+            return list(zip(kernels, packed, scales, strict=True))
+
+        kernels = build() if kept is None else kept.get(f"kernels+{shortcuts}", tables, build)
+        # Zeros around a window that the edge cuts are what a convolution has there anyway.
+        padded = x if padding_mode == "zeros" else pad_to_windows(x, window, padding_mode)
+        out = None
+        for kernel, packed, scale in kernels:
+            part = windowed_convolution(padded, kernel, scale, bias, packed)
+            out, bias = part if out is None else out.add_(part), None
+        return crop(out, *x.shape[-2:])
+
+    def gated_ffn(
+        self,
+        x: Tensor,
+        fc1: nn.Linear,
+        grn: tuple[Tensor, Tensor | None, float],
+        fc2: nn.Linear,
+        gate: Tensor | None,
+        norm: nn.Module | None,
+        scale: Tensor | None,
+        shortcut: Tensor | None,
+        grad: bool,
+        kept: Kept | None,
+    ) -> Tensor:
+        gamma, beta, eps = grn
+        if grad:
+            gate = x.new_ones(x.shape[:2]) if gate is None else gate
+            beta = torch.zeros_like(gamma) if beta is None else beta
+            out = ffn_training(x.permute(0, 2, 3, 1), gate, fc1.weight, fc1.bias, gamma, beta, fc2.weight, eps)
+            out = reference.from_rows(out if fc2.bias is None else out + fc2.bias)
+            if scale is not None and type(norm) is nn.BatchNorm2d and norm.affine:
+                # In the norm's weight and bias the scale costs no pass over the map.
+                weights = {"weight": norm.weight * scale, "bias": norm.bias * scale}
+                return reference.finish(torch.func.functional_call(norm, weights, (out,)), None, shortcut)
+            return reference.finish(out if norm is None else norm(out), scale, shortcut)
+        w1, w2, b2 = self._weights(fc1.weight, fc2, beta, x.shape[2] * x.shape[3], kept)
+        inside = shortcut if norm is None and scale is None else None
+        out = ffn_inference(x, gate, inside, w1, fc1.bias, gamma.flatten(), w2, b2, eps)
+        return out if inside is not None else reference.finish(out if norm is None else norm(out), scale, shortcut)
+
+    @staticmethod
+    def _weights(
+        w1: Tensor, fc2: nn.Linear, beta: Tensor | None, rows: int, kept: Kept | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The weights of both linears, packed where oneDNN reads them, and the bias of the second with GRN's beta."""
+        w2, pack = fc2.weight, kept is not None and takes_onednn(w1)
+
+        def build() -> tuple[Tensor, Tensor, Tensor | None]:
+            bias = None if beta is None else F.linear(beta.flatten(), w2, fc2.bias)
+            return *(pack_weight(weight, rows) if pack else weight for weight in (w1, w2)), bias
+
+        watched = [weight for weight in (w1, w2, beta, fc2.bias) if weight is not None]
+        first, second, bias = build() if kept is None else kept.get("linears", watched, build, sampled=True)
+        return first, second, fc2.bias if beta is None else bias
+
+    @staticmethod
+    def conv2d(x, weight, bias, stride, padding, dilation, groups, grad: bool, kept: Kept | None) -> Tensor:
+        if grad or kept is None:
+            return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+        geometry = padding, stride, dilation, groups
+        packed = kept.get("weight", (weight,), lambda: pack_conv(weight, geometry, x.shape), sampled=True)
+        return packed_conv2d(x, packed, bias, geometry)

@@ -1,0 +1,226 @@
+"""The only place that chooses who computes an operator.
+
+Backends are asked in order, and the first that can run takes the call; the reference comes last and can run everything.
+`use_backend` and the environment variable WBMM_BACKEND name one instead. Tracing of every kind sees the reference.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from timm.models import register_notrace_function
+from torch import Tensor
+
+from . import reference
+from .backends import Backend, Call
+from .backends.onednn import OneDNN
+from .backends.tiled import Tiled
+from .eager import obstacle, unusual, wants_grad
+from .kept import Kept
+from .tables import Window, expand
+from .untouched import reads_as_built
+from .windows import check_map
+
+__all__ = ["BACKENDS", "conv2d", "gated_ffn", "kept_matrix", "use_backend", "watch", "windowed"]
+
+log = logging.getLogger(__name__)
+
+BACKENDS: list[Backend] = [OneDNN(), Tiled()]
+REFERENCE = "reference"
+
+# Of the process, not of a thread: autograd computes checkpointed blocks again in threads of its own.
+_asked: str | None = os.environ.get("WBMM_BACKEND") or None
+_said: set[tuple[str, str]] = set()
+_watcher: Callable[[str, str, dict[str, str]], None] | None = None
+
+
+@contextmanager
+def use_backend(name: str | None) -> Iterator[None]:
+    """Takes one backend for the operators that it has, or raises its reason where it cannot; None chooses as usual.
+
+    Args:
+        name: `reference`, or the name of one of `BACKENDS`.
+    """
+    global _asked
+    before, _asked = _asked, name
+    try:
+        _find(name)
+        yield
+    finally:
+        _asked = before
+
+
+@contextmanager
+def watch(note: Callable[[str, str, dict[str, str]], None]) -> Iterator[None]:
+    """Calls `note(operator, backend, reasons)` at each choice; the reasons are those of the backends not taken."""
+    global _watcher
+    before, _watcher = _watcher, note
+    try:
+        yield
+    finally:
+        _watcher = before
+
+
+def _find(name: str | None) -> Backend | None:
+    """The backend of a name; None for the reference, or if there is no name."""
+    known = {backend.name: backend for backend in BACKENDS}
+    if name in (None, REFERENCE):
+        return None
+    if name not in known:
+        raise ValueError(f"backend {name!r}: expected one of {', '.join([*known, REFERENCE])}")
+    return known[name]
+
+
+def _refuse(why: str) -> None:
+    """Nothing but the reference can run this: an error where another one was asked for."""
+    if _asked is not None and _asked != REFERENCE:
+        raise ValueError(f"backend {_asked!r} cannot run: {why}")
+
+
+def choose(call: Call) -> Backend | None:
+    """Who computes a call; None for the reference."""
+    if _watcher is not None:
+        return _choose_and_tell(call)
+    if _asked is not None:
+        return _named(call)
+    for backend in BACKENDS:
+        if call.operator not in backend.operators:
+            continue
+        why = backend.can_run(call) or backend.better_elsewhere(call)
+        if why is None:
+            return backend
+        if (backend.name, why) not in _said:
+            _said.add((backend.name, why))
+            log.debug("%s does not compute %s: %s", backend.name, call.operator, why)
+    return None
+
+
+def _named(call: Call) -> Backend | None:
+    backend = _find(_asked)
+    if backend is None or call.operator not in backend.operators:
+        return None
+    why = backend.can_run(call)
+    if why is not None:
+        raise ValueError(f"backend {backend.name!r} cannot compute {call.operator}: {why}")
+    return backend
+
+
+def _choose_and_tell(call: Call) -> Backend | None:
+    """`choose` with the reasons of all the others."""
+    global _watcher
+    note, _watcher = _watcher, None
+    try:
+        chosen = choose(call)
+    finally:
+        _watcher = note
+    reasons = {}
+    for backend in BACKENDS:
+        if backend is not chosen:
+            has = call.operator in backend.operators
+            why = backend.can_run(call) or backend.better_elsewhere(call) if has else f"it has no {call.operator}"
+            reasons[backend.name] = why or "it comes later in the list"
+    note(call.operator, REFERENCE if chosen is None else chosen.name, reasons)
+    return chosen
+
+
+def windowed(
+    x: Tensor,
+    tables: list[Tensor],
+    window: Window,
+    bias: Tensor | None = None,
+    shortcuts: int = 0,
+    padding_mode: str = "zeros",
+    index: list[Tensor] | None = None,
+    kept: Kept | None = None,
+) -> Tensor:
+    """As `reference.windowed`; `kept` is where what is made of the tables may stay in inference."""
+    why = obstacle(x, *tables)
+    if why is not None:
+        _refuse(why)
+        if torch.compiler.is_exporting() and any(isinstance(side, torch.SymInt) for side in x.shape[-2:]):
+            matrix = expand(tables, window, index)
+            return reference.opaque_product(x, matrix, list(window), bias, shortcuts, padding_mode)
+        return reference.windowed(x, tables, window, bias, shortcuts, padding_mode, index)
+    check_map(x, tables[0].shape[0])
+    weights = (*tables,) if bias is None else (*tables, bias)
+    grad = wants_grad(x, *weights)
+    backend = choose(Call("windowed", x, weights, grad, window, len(tables)))
+    if backend is not None:
+        return backend.windowed(x, tables, window, bias, shortcuts, padding_mode, grad, kept)
+    if kept is not None and not grad:
+        tables = [kept_matrix(tables, window, index, kept)]
+    return reference.windowed(x, tables, window, bias, shortcuts, padding_mode, index)
+
+
+def kept_matrix(tables: list[Tensor], window: Window, index: list[Tensor] | None, kept: Kept) -> Tensor:
+    """`expand`, from what is kept in inference."""
+    if tables[0].ndim == 3 or wants_grad(*tables) or obstacle(*tables) is not None:
+        return expand(tables, window, index)
+    return kept.get("matrix", tables, lambda: expand(tables, window, index))
+
+
+def gated_ffn(
+    x: Tensor,
+    fc1: nn.Module,
+    grn: nn.Module | tuple[Tensor, float],
+    fc2: nn.Module,
+    gate: Tensor | None = None,
+    norm: nn.Module | None = None,
+    scale: Tensor | None = None,
+    shortcut: Tensor | None = None,
+    kept: Kept | None = None,
+) -> Tensor:
+    """As `reference.gated_ffn`; GRN may be its gamma and eps, and `kept` is where packed weights may stay.
+
+    A backend reads the weights of `fc1`, `grn` and `fc2` only if those modules are exactly what was built.
+    """
+    why = obstacle(x) or reads_as_built(
+        fc1=(fc1, nn.Linear), grn=(grn, reference.GlobalResponseNorm), fc2=(fc2, nn.Linear)
+    )
+    if why is None:
+        gamma, beta, eps = (grn[0], None, grn[1]) if type(grn) is tuple else (grn.gamma, grn.beta, grn.eps)
+        weights = [fc1.weight, fc1.bias, gamma, beta, fc2.weight, fc2.bias, gate, scale, shortcut]
+        weights = tuple(weight for weight in weights if weight is not None)
+        why = unusual(*weights)
+    if why is not None:
+        _refuse(why)
+    else:
+        grad = wants_grad(x, *weights)
+        backend = choose(Call("gated_ffn", x, weights, grad))
+        if backend is not None:
+            return backend.gated_ffn(x, fc1, (gamma, beta, eps), fc2, gate, norm, scale, shortcut, grad, kept)
+    if type(grn) is tuple:
+        grn = partial(reference.grn, gamma=grn[0], beta=None, eps=grn[1])
+    return reference.gated_ffn(x, fc1, grn, fc2, gate, norm, scale, shortcut)
+
+
+def conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    kept: Kept | None = None,
+) -> Tensor:
+    """`F.conv2d`; `kept` is where the packed weight may stay in inference."""
+    weights = (weight,) if bias is None else (weight, bias)
+    why = obstacle(x, *weights)
+    if why is not None:
+        _refuse(why)
+    else:
+        grad = wants_grad(x, *weights)
+        backend = choose(Call("conv2d", x, weights, grad))
+        if backend is not None:
+            return backend.conv2d(x, weight, bias, stride, padding, dilation, groups, grad, kept)
+    return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+
+
+for _operator in (windowed, gated_ffn, conv2d):  # leaves for fx: a traced model chooses as an eager one does
+    register_notrace_function(_operator)

@@ -1,0 +1,82 @@
+"""What backends keep for a layer in inference: matrices and packed weights, built once and never stale."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+__all__ = ["Kept"]
+
+Built = TypeVar("Built")
+SAMPLES = 64
+
+
+def _key(weight: Tensor) -> tuple:
+    version = None if weight.is_inference() else weight._version
+    return version, weight.data_ptr(), weight.dtype, weight.device, weight.shape, weight.stride()
+
+
+def _whole(weight: Tensor) -> Callable[[], bool]:
+    """A function that tells whether a tensor on a CPU has the content that it has now."""
+    kept = weight.clone()
+    return lambda: torch.equal(kept, weight)
+
+
+def _samples(weight: Tensor) -> Callable[[], bool]:
+    """The same from some of its entries."""
+    in_memory = weight.permute(sorted(range(weight.ndim), key=weight.stride, reverse=True))
+    if not in_memory.is_contiguous():  # no view can sample it
+        return _whole(weight)
+    return _whole(in_memory.view(-1)[:: weight.numel() // SAMPLES + 1])
+
+
+class Kept(nn.Module):
+    """Values made from a layer's weights, each under a name. A child of the layer, without state and never called.
+
+    The key is each weight's version counter, storage, strides, dtype and device. A write through `.data` (as some EMA
+    hooks do) leaves the counter alone, so on a CPU, where it costs microseconds, contents are compared as well: tables
+    whole, the large weights of linears and convolutions in some entries, so that a change of single entries of theirs
+    is seen after the next `train()` or `eval()`. On a GPU that would wait for the device at every layer.
+
+    `train()`, `eval()` and moves of the layer drop everything, as do copies and pickles. In train mode nothing is kept.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._entries: dict[str, tuple] = {}
+
+    def get(self, name: str, weights: Sequence[Tensor], build: Callable[[], Built], sampled: bool = False) -> Built:
+        """What `build()` gave before if the weights are unchanged, else `build()`.
+
+        Only where no gradients are asked for and nothing is traced: `build` is not part of a graph.
+        """
+        if self.training:
+            return build()
+        key = tuple(map(_key, weights))
+        entry = self._entries.get(name)  # read once: replicas of nn.DataParallel share this object between threads
+        if entry is not None and entry[0] == key and all(same() for same in entry[2]):
+            return entry[3]
+        value = build()
+        held = [weight.detach() for weight in weights]  # or another tensor could come to lie at the same address
+        guard = _samples if sampled else _whole
+        self._entries[name] = (key, held, [guard(weight) for weight in held if weight.device.type == "cpu"], value)
+        return value
+
+    def is_empty(self) -> bool:
+        return not self._entries
+
+    def clear(self) -> None:
+        self._entries = {}
+
+    def train(self, mode: bool = True) -> "Kept":
+        self.clear()
+        return super().train(mode)
+
+    def _apply(self, fn, recurse=True):
+        self.clear()
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_entries": {}}

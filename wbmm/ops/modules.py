@@ -1,0 +1,103 @@
+"""Base classes of layers that compute an operator. Each holds a `Kept`, and when scripted is the reference.
+
+A script cannot take a module as an argument, nor what is kept; hence these few lines stand here and not in the layers.
+"""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import reference
+from .dispatch import conv2d, gated_ffn, kept_matrix, windowed
+from .kept import Kept
+from .tables import expand, relative_index, scales_of
+from .windows import PADDING_MODES
+
+__all__ = ["GatedFFN", "PackedConv2d", "Windowed"]
+
+# Leaves for fx wherever it starts; `dispatch.py` says so to timm's and torchvision's tracers.
+torch.fx.wrap("windowed")
+torch.fx.wrap("gated_ffn")
+torch.fx.wrap("conv2d")
+
+# The index of larger windows, 78 MB for 56x56, is made where the whole matrix is, which is nowhere if it can be helped.
+LARGEST_INDEX = 1024
+
+
+class Windowed(nn.Module):
+    """A layer of windows, with the index of its tables as constants of what is exported."""
+
+    def __init__(self, window: tuple[int, int], padding_mode: str = "zeros", tables: int = 1, device=None) -> None:
+        super().__init__()
+        if padding_mode not in PADDING_MODES:
+            raise ValueError(f"padding_mode {padding_mode!r}: expected one of {', '.join(PADDING_MODES)}")
+        self.window = window
+        self.padding_mode = padding_mode
+        scales = scales_of(tables, window) if window[0] * window[1] <= LARGEST_INDEX else ()
+        for i, name in enumerate(("index", "local_index")):
+            index = relative_index(scales[i], device) if i < len(scales) else None
+            self.register_buffer(name, index, persistent=False)
+        self.kept = Kept()
+
+    def indices(self) -> list[Tensor] | None:
+        """`relative_index` of each table's window, if there are tables and it is not too large."""
+        if self.index is None:
+            return None
+        else:  # noqa: RET505  a script looks at no branch but the one that applies
+            if self.local_index is None:
+                return [self.index]
+            else:  # noqa: RET505
+                return [self.index, self.local_index]
+
+    def tables(self) -> list[Tensor]:
+        """What the matrix is made of, as `reference.windowed` takes it."""
+        raise NotImplementedError
+
+    def matrix(self) -> Tensor:
+        """`[C, d, d]`, kept in inference."""
+        if torch.jit.is_scripting():
+            return expand(self.tables(), self.window, self.indices())
+        else:  # noqa: RET505  what is scripted must stand in the other branch
+            return kept_matrix(self.tables(), self.window, self.indices(), self.kept)
+
+    def windowed(
+        self, x: Tensor, tables: list[Tensor], bias: Tensor | None = None, shortcuts: int = 0, keep: bool = True
+    ) -> Tensor:
+        """`reference.windowed`; without `keep`, for tables that are made anew at every call."""
+        if torch.jit.is_scripting():
+            return reference.windowed(x, tables, self.window, bias, shortcuts, self.padding_mode, self.indices())
+        else:  # noqa: RET505  what is scripted must stand in the other branch
+            kept = self.kept if keep else None
+            return windowed(x, tables, self.window, bias, shortcuts, self.padding_mode, self.indices(), kept)
+
+
+class GatedFFN(nn.Module):
+    """A feed-forward part. Subclasses have linears `fc1` and `fc2`, and `grn` and `norm` as modules or methods."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = Kept()
+
+    def gated_ffn(self, x: Tensor, gate: Tensor | None, scale: Tensor | None, shortcut: Tensor | None) -> Tensor:
+        """`reference.gated_ffn` with this layer's parts."""
+        if torch.jit.is_scripting():
+            out = self.fc2(self.grn(F.gelu(self.fc1(reference.to_rows(x, gate)))))
+            return reference.finish(self.norm(reference.from_rows(out)), scale, shortcut)
+        else:  # noqa: RET505
+            grn, norm = self.parts()
+            return gated_ffn(x, self.fc1, grn, self.fc2, gate, norm, scale, shortcut, self.kept)
+
+
+class PackedConv2d(nn.Conv2d):
+    """A convolution that may keep its weight in another order in inference."""
+
+    def __init__(self, *args, **kwargs) -> None:
+        super().__init__(*args, **kwargs)
+        self.kept = Kept()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if torch.jit.is_scripting():
+            return self._conv_forward(x, self.weight, self.bias)
+        else:  # noqa: RET505
+            return conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups, self.kept)
