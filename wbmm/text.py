@@ -1,11 +1,24 @@
-"""Tables as text or Markdown."""
+"""Text for people: tables, and what a file says made safe to print."""
 
 from collections.abc import Sequence
+
+LONGEST = 200  # characters of a name that came from a file
+
+
+def printable(text: object, limit: int = LONGEST) -> str:
+    r"""Text from a file as one line that a terminal shows and does not obey.
+
+    A control character, a line break, an override of the writing direction or anything else that has no picture becomes
+    its escape: ESC is written `\x1b`. What is longer than `limit` is cut.
+    """
+    text = str(text)
+    cut = text if len(text) <= limit else f"{text[: limit - 3]}..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
 
 
 def render_table(headers: Sequence[str], rows: Sequence[Sequence[object]], markdown: bool = False) -> str:
     """Columns aligned for a terminal, or a Markdown table; numbers go to the right."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[printable(cell, limit=10_000) for cell in row] for row in rows]
     widths = [max(len(text) for text in column) for column in zip(headers, *cells, strict=True)]
     right = [all(_is_number(row[i]) for row in cells) for i in range(len(headers))]
 

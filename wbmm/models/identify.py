@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch.nn as nn
 from torch import Tensor
 
+from wbmm.text import printable
 from wbmm.zoo import load_zoo
 
 from .mixer import name_when_fused
@@ -83,7 +84,7 @@ def _square(positions: int) -> tuple[int, int]:
 
 def _window(block: dict[str, Tensor]) -> StageWindow | None:
     for key in ("table", "bias_table"):
-        if key in block:
+        if key in block and block[key].ndim == 2:
             side = (_square(block[key].shape[1])[0] + 1) // 2
             return StageWindow((side, side), hierarchical="local_table" in block)
     for key in ("weight", "full"):
@@ -121,7 +122,7 @@ def identify(state_dict: dict[str, Tensor]) -> Signature | None:
         stage, index = int(match[1]), int(match[2])
         if match[3] == "mixer":
             blocks.setdefault((stage, index), {})[match[4].removeprefix("wbmm.")] = value
-        elif match[3] == "ffn" and match[4] == "fc1.weight":
+        elif match[3] == "ffn" and match[4] == "fc1.weight" and value.ndim == 2:
             dims[stage] = value.shape[1]
         elif match[3] == "ffn" and match[4] == "fc2.bias":
             fused = True
@@ -140,7 +141,7 @@ def identify(state_dict: dict[str, Tensor]) -> Signature | None:
         dims=tuple(dims[stage] for stage in sorted(dims)),
         patterns=tuple(patterns),
         windows=tuple(windows),
-        num_classes=None if head is None else head.shape[0],
+        num_classes=None if head is None or head.ndim != 2 else head.shape[0],
         mixer=next(filter(None, map(_mixer, mixers)), "wbmm"),
     )
 
@@ -149,7 +150,7 @@ def explain_mismatch(model: nn.Module, state_dict: dict[str, Tensor]) -> str:
     """One paragraph on why a state dict does not fit: what it looks like, what the model is, what to do."""
     seen, wanted = identify(state_dict), identify(model.state_dict())
     if seen is None or wanted is None:
-        some = ", ".join(sorted(state_dict)[:3]) or "nothing"
+        some = ", ".join(map(printable, sorted(map(str, state_dict))[:3])) or "nothing"
         return f"The checkpoint is of no WBMM model: its keys are {some}, ..."
     lines = [f"The checkpoint looks like {seen}.", f"The model is {wanted}."]
     lines += _advice(seen, wanted)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from wbmm.ops import to_window
 
 NUM_STAGES = 4
+MOST_BLOCKS = 512  # of a stage: the paper's largest has 27
 LETTERS = {
     "W": "WBMM",
     "D": "3x3 depthwise convolution",
@@ -32,7 +33,9 @@ def _expand(stage: int, text: str | Sequence[str]) -> str:
     letters = text if isinstance(text, str) else "".join(text)
     repeated = re.fullmatch(r"\((\w+)\)x(\d+)", letters)
     if repeated:
-        letters = repeated[1] * int(repeated[2])
+        letters = repeated[1] * min(int(repeated[2]), MOST_BLOCKS + 1)
+    if len(letters) > MOST_BLOCKS:
+        raise ValueError(f"pattern {text!r:.60} of stage {stage}: more than {MOST_BLOCKS} blocks")
     wrong = sorted(set(letters) - set(LETTERS))
     if wrong or not letters:
         known = ", ".join(f"{letter} ({meaning})" for letter, meaning in LETTERS.items())

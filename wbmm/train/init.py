@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import torch.nn as nn
+from torch import Tensor
 
 from wbmm.checkpoint import CheckpointError, identify, load_weights, read_state_dict, safe_load
 from wbmm.deploy.describe import read_card
@@ -31,12 +32,19 @@ def init_weights(model: nn.Module, path: Path, resize_tables: bool = False) -> s
     fresh = [
         key
         for key in _classifier_keys(model)
-        if key in own and (key not in state_dict or state_dict[key].shape != own[key].shape)
+        if key in own and (key not in state_dict or _has_other_classes(state_dict[key], own[key]))
     ]
     state_dict.update({key: own[key] for key in fresh})
-    load_weights(model, state_dict, resize_tables=resize_tables)
+    try:
+        load_weights(model, state_dict, resize_tables=resize_tables)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
     head = f"; the classifier is new ({', '.join(fresh)})" if fresh else ""
     return f"started from the weights in {path}{head}"
+
+
+def _has_other_classes(value: Tensor, own: Tensor) -> bool:
+    return value.ndim == own.ndim and value.shape[1:] == own.shape[1:] and len(value) != len(own)
 
 
 def _source(path: Path) -> str:

@@ -1,0 +1,35 @@
+"""Text from files: shown by a terminal, never obeyed."""
+
+import pytest
+
+from wbmm.text import printable, render_table
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("tench, Tinca tinca", "tench, Tinca tinca"),
+        ("Käse 日本 עברית 🐈", "Käse 日本 עברית 🐈"),
+        ("\x1b]0;pwned\x07", r"\x1b]0;pwned\x07"),
+        ("\x1b[2J\x9b31m", r"\x1b[2J\x9b31m"),
+        ("a\nb\r\tc\x00", r"a\nb\r\tc\x00"),
+        ("user\u202etxt.exe\u2066", r"user\u202etxt.exe\u2066"),
+        ("a\u2028b\u200b\ud800", r"a\u2028b\u200b\ud800"),
+        (3, "3"),
+        (None, "None"),
+    ],
+)
+def test_printable(text, shown):
+    assert printable(text) == shown
+    assert printable(text).isprintable()
+
+
+def test_long_text_is_cut():
+    assert printable("a" * 10**6) == "a" * 197 + "..."
+    assert printable("a" * 30, limit=10) == "aaaaaaa..."
+    assert printable("a" * 200) == "a" * 200
+
+
+def test_cells_of_a_table():
+    assert "\x1b" not in render_table(("name", "n"), [["\x1b[31mred\n", 1]])
+    assert r"\x1b[31mred\n" in render_table(("name", "n"), [["\x1b[31mred\n", 1]], markdown=True)
