@@ -2,18 +2,27 @@
 
 import dataclasses
 import json
+import math
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import metadata
 
+from wbmm.io.reader import METADATA_KEY, first_line
 from wbmm.models.state import CheckpointError
+from wbmm.text import printable
 from wbmm.version import __version__
 
-__all__ = ["INPUTS", "KINDS", "METADATA_KEY", "ModelCard", "versions"]
+__all__ = ["FORMS", "INPUTS", "KINDS", "METADATA_KEY", "ModelCard", "versions"]
 
-METADATA_KEY = "wbmm"
+FORMS = ("training", "compact", "dense")
 KINDS = ("classifier", "features", "segmentor", "detector")
 INPUTS = ("normalized", "uint8")
+INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming")
+MOST_CLASSES = 1_000_000
+MOST_CHANNELS = 1024  # of an image
+LONGEST_SIDE = 16_384
+LONGEST_NAME = 10_000  # of a class
 _PACKAGES = ("torch", "timm")
 
 
@@ -65,11 +74,24 @@ class ModelCard:
     versions: dict = field(default_factory=versions)
 
     def __post_init__(self) -> None:
-        self.input_size, self.mean, self.std = tuple(self.input_size), tuple(self.mean), tuple(self.std)
-        if self.kind not in KINDS or self.input not in INPUTS or len(self.input_size) != 3:
+        """Checks every field: the text in a file may say anything."""
+        for name in ("input_size", "mean", "std"):
+            value = getattr(self, name)
+            setattr(self, name, tuple(value) if isinstance(value, (list, tuple)) else value)
+        for name, (good, valid) in _FIELDS.items():
+            value = getattr(self, name)
+            if not good(value):
+                raise CheckpointError(f"the file's description says {name} = {value!r:.80}; valid: {valid}")
+        channels = self.input_size[0]
+        if not len(self.mean) == len(self.std) == channels:
             raise CheckpointError(
-                f"the file's description is not one of ours: kind {self.kind!r}, input {self.input!r}, "
-                f"input_size {self.input_size!r}"
+                f"the file's description has {len(self.mean)} values of mean and {len(self.std)} of std for images of "
+                f"{channels} channels"
+            )
+        counted = self.kind in ("classifier", "segmentor") and self.class_names is not None
+        if counted and len(self.class_names) != self.num_classes:
+            raise CheckpointError(
+                f"the file's description names {len(self.class_names)} classes and counts {self.num_classes}"
             )
 
     def replace(self, **changes) -> "ModelCard":
@@ -85,15 +107,15 @@ class ModelCard:
             values = json.loads(text)
             known = {f.name for f in dataclasses.fields(cls)}
             return cls(**{key: value for key, value in values.items() if key in known})
-        except (json.JSONDecodeError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"the file's description cannot be read ({error})") from None
+        except (json.JSONDecodeError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(f"the file's description cannot be read ({first_line(error)})") from None
 
     def describe(self) -> str:
         """One line for people."""
         form = "training form" if self.form == "training" else f"fused, {self.form} form"
         what = f"{self.num_classes} classes" if self.kind == "classifier" else self.kind
         side = "x".join(map(str, self.input_size[1:]))
-        return f"{self.model} ({form}, {what}, {side} px, {self.dtype})"
+        return f"{printable(self.model)} ({form}, {what}, {side} px, {printable(self.dtype)})"
 
     def describe_transform(self) -> str:
         """The evaluation transform in words."""
@@ -124,3 +146,51 @@ class ModelCard:
 
 def _short(values: tuple[float, ...]) -> str:
     return " ".join(f"{value:.3g}" for value in values)
+
+
+def _is_whole(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_text(value: object, longest: int = 200) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= longest
+
+
+def _is_size(value: object) -> bool:
+    if not isinstance(value, tuple) or len(value) != 3 or not _is_whole(value[0], 1, MOST_CHANNELS):
+        return False
+    return all(_is_whole(side, 1, LONGEST_SIDE) for side in value[1:])
+
+
+def _are_names(value: object) -> bool:
+    return value is None or (
+        isinstance(value, list) and len(value) <= MOST_CLASSES and all(_is_text(name, LONGEST_NAME) for name in value)
+    )
+
+
+def _are_facts(value: object) -> bool:
+    return isinstance(value, dict) and all(_is_text(k) and isinstance(v, str) for k, v in value.items())
+
+
+# Field -> whether a value is valid, and what is.
+_FIELDS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "model": (_is_text, "the name of a model"),
+    "args": (lambda v: isinstance(v, dict) and all(isinstance(key, str) for key in v), "a mapping of names to values"),
+    "form": (lambda v: v in FORMS, ", ".join(FORMS)),
+    "num_classes": (lambda v: _is_whole(v, 0, MOST_CLASSES), f"0 to {MOST_CLASSES}"),
+    "input_size": (_is_size, f"channels (at most {MOST_CHANNELS}), height, width (at most {LONGEST_SIDE})"),
+    "mean": (lambda v: isinstance(v, tuple) and all(map(_is_number, v)), "a number for each channel"),
+    "std": (lambda v: isinstance(v, tuple) and all(_is_number(x) and x > 0 for x in v), "a number above 0 for each"),
+    "interpolation": (lambda v: v in INTERPOLATIONS, ", ".join(INTERPOLATIONS)),
+    "crop_pct": (lambda v: _is_number(v) and 0 < v <= 1, "above 0, at most 1"),
+    "class_names": (_are_names, "a list of texts, or nothing"),
+    "kind": (lambda v: v in KINDS, ", ".join(KINDS)),
+    "input": (lambda v: v in INPUTS, ", ".join(INPUTS)),
+    "dtype": (lambda v: _is_text(v, 20), "the name of a type, such as float32"),
+    "source": (_are_facts, "a mapping of names to texts"),
+    "versions": (_are_facts, "a mapping of names to texts"),
+}

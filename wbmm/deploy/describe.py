@@ -1,6 +1,8 @@
 """The card of a file or a model: read from it, or worked out from its weights."""
 
 import logging
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import timm
@@ -12,14 +14,14 @@ from wbmm.checkpoint import identify
 from wbmm.layers import Block, FusedBlock
 from wbmm.layers.fused import CompactMixer, DenseWBMM2d
 from wbmm.layers.window import WindowLayer
-from wbmm.models.pattern import StageWindow, parse_pattern, parse_windows
+from wbmm.models.pattern import MOST_BLOCKS, NUM_STAGES, StageWindow, parse_pattern, parse_windows
 from wbmm.models.state import CheckpointError
 from wbmm.models.wbmm import WBMM
 from wbmm.zoo import load_zoo
 
 from .card import METADATA_KEY, ModelCard, versions
 
-__all__ = ["card_of", "check_finite", "check_name", "form_of", "insist", "read_card", "recognise"]
+__all__ = ["card_of", "check_args", "check_name", "form_of", "insist", "read_card", "recognise"]
 
 _logger = logging.getLogger(__name__)
 
@@ -57,14 +59,90 @@ def _card_of_run(contents: dict) -> ModelCard:
             class_names=contents.get("class_names"),
             versions=dict(contents.get("versions", {})),
         )
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"the configuration inside the checkpoint is incomplete ({error})") from None
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"the configuration inside the checkpoint is incomplete ({error!r:.100})") from None
 
 
 def insist(card: ModelCard, model: str | None, args: dict | None) -> ModelCard:
     if model is not None and model != card.model:
         raise CheckpointError(f"the file says that it is a {card.model}, not a {model}")
     return card.replace(args={**card.args, **args}) if args else card
+
+
+def check_args(args: dict) -> None:
+    """Raises unless all that a file asks of `timm.create_model` is architecture, of sensible types and sizes.
+
+    `pretrained`, `checkpoint_path`, `pretrained_cfg_overlay` and others would make it read or fetch what the file says.
+    """
+    for key, value in args.items():
+        if key not in _ARGS:
+            raise CheckpointError(
+                f"its description asks timm.create_model for {key!r:.40} = {value!r:.80}, which a file may not set "
+                f"(it may set {', '.join(_ARGS)}). If you trust it: wbmm.load_model(file, args={{{key!r:.40}: ...}})"
+            )
+        good, valid = _ARGS[key]
+        if not good(value):
+            raise CheckpointError(f"its description says {key} = {value!r:.80}; valid: {valid}")
+
+
+def _is_name(value: object) -> bool:
+    return value is None or (isinstance(value, str) and len(value) <= 40 and value.isidentifier())
+
+
+def _within(low: float, high: float, *, several: bool = False) -> tuple[Callable[[object], bool], str]:
+    """A number in a range, or a short list of them."""
+
+    def good(value: object) -> bool:
+        if several and isinstance(value, (list, tuple)):
+            return 0 < len(value) <= 8 and all(map(good, value))
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high
+
+    return good, f"{low} to {high}"
+
+
+def _is_pattern(value: object) -> bool:
+    return isinstance(value, (list, tuple)) and all(
+        isinstance(stage, (str, list, tuple)) and len(stage) <= MOST_BLOCKS for stage in value
+    )
+
+
+def _is_window(value: object) -> bool:
+    if isinstance(value, (list, tuple)):
+        return len(value) <= NUM_STAGES and all(map(_is_window, value))
+    if isinstance(value, str):
+        return re.fullmatch(r"\d{1,3}\+\d{1,2}", value) is not None
+    return _within(1, LARGEST_WINDOW)[0](value)
+
+
+LARGEST_WINDOW = 112
+_NAME = (_is_name, "a short name")
+_FLAG = (lambda value: isinstance(value, bool), "true or false")
+# What a file may ask of timm.create_model: the arguments of our models, and the common ones of timm's.
+_ARGS: dict[str, tuple[Callable[[object], bool], str]] = {
+    "dims": _within(8, 8192, several=True),
+    "depths": _within(1, MOST_BLOCKS, several=True),
+    "pattern": (_is_pattern, f"one text for each stage, of at most {MOST_BLOCKS} letters"),
+    "window_size": (_is_window, f"1 to {LARGEST_WINDOW}, 'G+L', or one for each stage"),
+    "mixer": _NAME,
+    "padding_mode": _NAME,
+    "global_pool": (lambda value: _is_name(value) or value == "", "a short name"),
+    "ls_init_value": (lambda value: value is None or _within(0, 100)[0](value), "none, or 0 to 100"),
+    "drop_rate": _within(0, 1),
+    "drop_path_rate": _within(0, 1),
+    "img_size": _within(1, 16_384, several=True),
+    "patch_size": _within(1, 256, several=True),
+    "embed_dim": _within(1, 8192, several=True),
+    "depth": _within(1, MOST_BLOCKS),
+    "num_heads": _within(1, 256, several=True),
+    "mlp_ratio": _within(0, 64, several=True),
+    "output_stride": _within(1, 32),
+    "act_layer": _NAME,
+    "norm_layer": _NAME,
+    "conv_mlp": _FLAG,
+    "use_grn": _FLAG,
+}
 
 
 def check_name(model: str) -> str:
@@ -98,14 +176,15 @@ def recognise(state_dict: dict[str, Tensor], model: str | None, args: dict | Non
     name = model or (names[0] if names else next(iter(load_zoo())))
     own_args = {} if names or model else _architecture(seen.dims, seen.patterns, seen.windows, seen.mixer)
     card = _default_card(name, {**own_args, **(args or {})}, seen.num_classes or 0)
-    channels = card.input_size[0] if stem is None else stem.shape[1]
+    channels = stem.shape[1] if stem is not None and stem.ndim == 4 else card.input_size[0]
     return _with_channels(card, channels).replace(form=seen.form, kind="classifier" if seen.num_classes else "features")
 
 
 def _count_classes(state_dict: dict[str, Tensor], model: str) -> int:
     classifier = timm.get_pretrained_cfg_value(check_name(model), "classifier")
     weight = state_dict.get(f"{classifier}.weight")
-    return timm.get_pretrained_cfg_value(model, "num_classes") if weight is None else weight.shape[0]
+    given = weight is not None and weight.ndim > 0
+    return weight.shape[0] if given else timm.get_pretrained_cfg_value(model, "num_classes")
 
 
 def _default_card(model: str, args: dict, num_classes: int) -> ModelCard:
@@ -190,13 +269,3 @@ def _args_of(model: nn.Module, name: str) -> dict:
 def _dtype(model: nn.Module) -> str:
     kinds = {p.dtype for p in model.parameters()} or {torch.float32}
     return str(next(iter(kinds))).removeprefix("torch.") if len(kinds) == 1 else "mixed"
-
-
-def check_finite(state_dict: dict[str, Tensor]) -> None:
-    """Raises on NaN and infinite values."""
-    bad = [key for key, value in state_dict.items() if value.is_floating_point() and not value.isfinite().all()]
-    if bad:
-        raise CheckpointError(
-            f"{len(bad)} of {len(state_dict)} tensors hold NaN or infinite values, the first is {bad[0]}: "
-            "the training that wrote this had diverged; take an earlier checkpoint"
-        )

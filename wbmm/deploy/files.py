@@ -8,20 +8,24 @@ from pathlib import Path
 import timm
 import torch
 import torch.nn as nn
+from safetensors.torch import save
 from torch import Tensor
 
 from wbmm.checkpoint import find_state_dict, load_weights, safe_load
+from wbmm.io.digest import DIGEST_KEY, digest
+from wbmm.io.reader import METADATA_KEY
 from wbmm.models.released import convert_released
 from wbmm.models.state import CheckpointError
 
 from .atomic import atomic_path
-from .card import METADATA_KEY, ModelCard
-from .describe import card_of, check_finite, check_name, insist, read_card, recognise
+from .card import ModelCard
+from .describe import card_of, check_args, check_name, insist, read_card, recognise
 from .fuse import fuse
 
 __all__ = ["SUFFIXES", "build", "describe_source", "load_model", "open_checkpoint", "save_model", "write_weights"]
 
 SUFFIXES = (".safetensors", ".pth", ".pt")
+SPARE_ELEMENTS = 1_000_000  # a small model in training form beside its fused file
 _logger = logging.getLogger(__name__)
 
 
@@ -46,16 +50,18 @@ def open_checkpoint(
     """The model and what its file says, or a `CheckpointError` with what was seen."""
     path = Path(path)
     contents = safe_load(path)
-    card = read_card(path, contents)
     try:
+        card = read_card(path, contents)
         state_dict = convert_released(find_state_dict(contents, ema))
-        check_finite(state_dict)
+        if card:
+            check_args({key: value for key, value in card.args.items() if key not in (args or {})})
         card = insist(card, model, args) if card else recognise(state_dict, model, args)
         dtypes = {value.dtype for value in state_dict.values() if value.is_floating_point()}
         card = card.replace(dtype=str(next(iter(dtypes))).removeprefix("torch.") if len(dtypes) == 1 else "float32")
+        _check_claim(card, state_dict)
         net = build(card)
         load_weights(net, state_dict)
-    except (CheckpointError, ValueError) as error:
+    except (ValueError, TypeError) as error:  # TypeError: an argument that the model does not take
         text = str(error)
         raise CheckpointError(text if text.startswith(str(path)) else f"{path}: {text}") from None
     return net, card
@@ -63,10 +69,30 @@ def open_checkpoint(
 
 def build(card: ModelCard) -> nn.Module:
     """The model of a card, in its form, with weights yet to be loaded; in eval mode."""
-    net = timm.create_model(
-        check_name(card.model), num_classes=card.num_classes, in_chans=card.input_size[0], **card.args
-    ).eval()
+    net = _create(card).eval()
     return net if card.form == "training" else fuse(net, card.form)
+
+
+def _create(card: ModelCard) -> nn.Module:
+    return timm.create_model(
+        check_name(card.model), num_classes=card.num_classes, in_chans=card.input_size[0], **card.args
+    )
+
+
+def _check_claim(card: ModelCard, state_dict: dict[str, Tensor]) -> None:
+    """Raises if the model of a card is far larger than what the file holds, before memory is taken for it."""
+    try:
+        with torch.device("meta"):
+            net = _create(card)
+    except NotImplementedError:  # a model that computes with its weights while it is built
+        return
+    claimed = sum(value.numel() for value in net.state_dict().values())
+    held = sum(value.numel() for value in state_dict.values())
+    if claimed > 2 * held + SPARE_ELEMENTS:
+        raise CheckpointError(
+            f"its description, {card.describe()}, is of a model of {claimed / 1e6:.1f} million numbers; it holds "
+            f"{held / 1e6:.1f} million"
+        )
 
 
 def save_model(model: nn.Module, path: str | Path, card: ModelCard | None = None, force: bool = False) -> Path:
@@ -86,12 +112,11 @@ def write_weights(state_dict: dict[str, Tensor], card: ModelCard, path: str | Pa
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path}: a model file ends with one of {', '.join(SUFFIXES)}")
     tensors = {key: value.detach().cpu().contiguous() for key, value in state_dict.items()}
+    description = {METADATA_KEY: card.to_json(), DIGEST_KEY: digest(tensors, card.to_json())}
     if path.suffix == ".safetensors":
-        from safetensors.torch import save
-
-        data = save(_unshared(tensors), metadata={METADATA_KEY: card.to_json()})
+        data = save(_unshared(tensors), metadata=description)
     else:
-        data = to_pth({METADATA_KEY: card.to_json(), "state_dict": tensors})
+        data = to_pth({**description, "state_dict": tensors})
     with atomic_path(path, force) as temporary:
         temporary.write_bytes(data)
     return path

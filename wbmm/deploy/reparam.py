@@ -11,7 +11,7 @@ from torch import Tensor
 
 from wbmm.checkpoint import safe_load
 from wbmm.models.state import CheckpointError
-from wbmm.text import render_table
+from wbmm.text import printable, render_table
 
 from .atomic import check_target
 from .card import ModelCard, versions
@@ -129,4 +129,4 @@ def report_difference(expected: Tensor, got: Tensor, what: str, args: argparse.N
 def _report(model: nn.Module, card: ModelCard, source: Path, fused: nn.Module, new: ModelCard, path: Path) -> None:
     rows = [Size.of(model, source).row(source.name, card.form), Size.of(fused, path).row(path.name, new.form)]
     print(render_table(HEADERS, rows))
-    print(f"\n{path}: {new.describe()}, from {new.source['file']} (sha256 {new.source['sha256'][:12]}...)")
+    print(f"\n{path}: {new.describe()}, from {printable(new.source['file'])} (sha256 {new.source['sha256'][:12]}...)")

@@ -4,12 +4,11 @@ import argparse
 
 import torch
 
-from wbmm.models.state import CheckpointError, find_state_dict
-from wbmm.text import render_table
+from wbmm.models.state import CheckpointError, check_finite, find_state_dict
+from wbmm.text import printable, render_table
 
 from .atomic import atomic_path
 from .card import METADATA_KEY, ModelCard, versions
-from .describe import check_finite
 from .files import describe_source, to_pth
 from .photos import photo_batch
 from .reparam import HEADERS, report_difference, store
@@ -35,7 +34,9 @@ def run_mm(args: argparse.Namespace, contents: dict) -> int:
         check_finite(before)
         config = backbone_config(contents)
         if args.model and args.model != config.get("arch"):
-            raise CheckpointError(f"its backbone is {config.get('arch', 'of no model of the zoo')}, not {args.model}")
+            raise CheckpointError(
+                f"its backbone is {printable(config.get('arch', 'of no model of the zoo'))}, not {args.model}"
+            )
         fused, report = fuse_mm_checkpoint(contents, args.form)
     except CheckpointError as error:
         raise CheckpointError(f"{args.input}: {error}") from None
@@ -55,8 +56,8 @@ def run_mm(args: argparse.Namespace, contents: dict) -> int:
     with atomic_path(args.output, args.force) as temporary:
         temporary.write_bytes(to_pth({METADATA_KEY: card.to_json(), **fused}))
     _report(args, config["form"], before, fused["state_dict"])
-    dropped = f"; left out: {', '.join(report.dropped)}" if report.dropped else ""
-    print(f"\n{args.output}: backbone {report.model}{dropped}")
+    dropped = f"; left out: {', '.join(map(printable, report.dropped))}" if report.dropped else ""
+    print(f"\n{args.output}: backbone {printable(report.model)}{dropped}")
     print(f"in its configuration: model.backbone.form={args.form!r}")
     return 0
 

@@ -6,10 +6,14 @@ import torch
 from torch import Tensor
 
 from wbmm.checkpoint import CheckpointError, find_state_dict, identify
+from wbmm.deploy.card import MOST_CHANNELS
+from wbmm.deploy.describe import check_args
 from wbmm.deploy.fuse import fuse
 from wbmm.models.identify import Signature
 from wbmm.models.pattern import StageWindow
 from wbmm.models.released import convert_released
+from wbmm.text import printable
+from wbmm.zoo import load_zoo
 
 from .backbone import WBMMBackbone
 from .config_text import read_model, set_backbone_form
@@ -54,9 +58,11 @@ def backbone_config(contents: dict) -> dict:
     state_dict = _backbone_state(contents)
     seen = _identify(state_dict)
     if seen is None:
-        some = ", ".join(sorted(find_state_dict(contents))[:3])
+        some = ", ".join(map(printable, sorted(find_state_dict(contents))[:3]))
         raise CheckpointError(f"no segmentor or detector on a WBMM backbone: its keys are {some}, ...")
     written = _written_config(contents)
+    if written is not None:
+        _check_written(written, seen)
     config = _architecture(seen, state_dict) if written is None else written
     return {**config, "form": seen.form}
 
@@ -123,10 +129,28 @@ def _written_config(contents: dict) -> dict | None:
     return {key: backbone[key] for key in _BUILD_KEYS if key in backbone}
 
 
+def _check_written(config: dict, seen: Signature) -> None:
+    """Raises unless the configuration inside a checkpoint is of the backbone that its weights are of."""
+    check_args({key: value for key, value in config.items() if key not in ("arch", "in_chans", "out_indices")})
+    model = load_zoo().get(config["arch"]) if isinstance(config.get("arch"), str) else None
+    if config.get("arch") is not None and model is None:
+        raise CheckpointError(f"the configuration inside it names the backbone {config['arch']!r:.60}; see `wbmm list`")
+    dims = tuple(config.get("dims") or (model.dims if model else seen.dims))
+    if dims != seen.dims:
+        raise CheckpointError(f"the configuration inside it is of channels {dims}, its weights are of {seen.dims}")
+    channels = config.get("in_chans", 3)
+    if type(channels) is not int or not 1 <= channels <= MOST_CHANNELS:
+        raise CheckpointError(
+            f"the configuration inside it says in_chans = {channels!r:.60}; valid: 1 to {MOST_CHANNELS}"
+        )
+
+
 def _architecture(seen: Signature, state_dict: dict[str, Tensor]) -> dict:
     """The arguments that the keys and shapes of a state dict tell."""
     indices = tuple(i for i in range(4) if f"norm{i}.weight" in state_dict)
-    config = {"out_indices": indices or (0, 1, 2, 3), "in_chans": state_dict["stem.conv1.weight"].shape[1]}
+    stem = state_dict.get("stem.conv1.weight")
+    channels = stem.shape[1] if stem is not None and stem.ndim == 4 else 3
+    config = {"out_indices": indices or (0, 1, 2, 3), "in_chans": channels}
     names = seen.names()
     if names:
         return {"arch": names[0], **config}

@@ -2,6 +2,8 @@
 
 import ast
 
+MOST_TEXT = 1 << 20  # characters; MMDetection's longest configuration has 20,000
+
 __all__ = ["read_model", "set_backbone_form"]
 
 
@@ -12,7 +14,7 @@ def read_model(text: str) -> dict | None:
         return None
     try:
         value = _literal(node)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
@@ -30,9 +32,11 @@ def set_backbone_form(text: str, form: str) -> str:
 
 
 def _model_node(text: str) -> ast.expr | None:
+    if len(text) > MOST_TEXT:
+        return None
     try:
         statements = ast.parse(text).body
-    except (SyntaxError, ValueError, RecursionError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last: too many brackets inside each other
         return None
     for statement in statements:
         if isinstance(statement, ast.Assign) and [getattr(t, "id", None) for t in statement.targets] == ["model"]:
