@@ -19,7 +19,7 @@ class ZooModel:
         window: window of each stage, for WBMM.
         mixer: what stands in W blocks.
         paper: what the paper prints: `params` (M), `flops` (G), `top1` (%), `table`.
-        weights: tag to `{hub, file}`.
+        weights: tag to `{hub, file}`, and `sha256` of the file where it is known.
         config: the training configuration, relative to the project's root.
     """
 

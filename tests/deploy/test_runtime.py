@@ -1,5 +1,7 @@
 """Runners: one call for every kind of file, and one line for every kind of damage."""
 
+import json
+import random
 import sys
 
 import pytest
@@ -7,12 +9,16 @@ import timm
 import torch
 
 import wbmm
+from tests.fuzz.mutate import ODD_VALUES, flip_bit, mutate_bytes, mutate_json
 from tests.helpers import randomize
 from wbmm.deploy import runtime
 from wbmm.deploy.card import METADATA_KEY, ModelCard
 from wbmm.deploy.describe import card_of
+from wbmm.deploy.export import to_openvino
 from wbmm.deploy.files import save_model
 from wbmm.deploy.runtime import Runner, onnx_session, open_runner, openvino_model, torch_runner
+from wbmm.deploy.screen import _FIELDS, screen_onnx
+from wbmm.io.digest import DAMAGED, DIGEST_KEY, EMPTY, seal, verify_digest
 
 NARROW = {"dims": (8, 16, 32, 64), "num_classes": 10}
 
@@ -22,9 +28,9 @@ def net():
     return randomize(timm.create_model("wbmm_a", **NARROW)).eval()
 
 
-def write_onnx(path, card=None, batch="batch", size=("h", "w")):
-    """A file that gives the mean of each channel."""
-    onnx = pytest.importorskip("onnx")
+def write_onnx(path, card=None, batch="batch", size=("h", "w"), text=None, sealed=False, change=None):
+    """A file that gives the mean of each channel; with `text` for its card, and with `change` made to the model."""
+    pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
     from onnx import TensorProto, helper
 
@@ -38,8 +44,14 @@ def write_onnx(path, card=None, batch="batch", size=("h", "w")):
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
     if card is not None:
-        helper.set_model_props(model, {METADATA_KEY: card.to_json()})
-    onnx.save(model, path)
+        text = card.to_json()
+    if text is not None:
+        helper.set_model_props(model, {METADATA_KEY: text, **({DIGEST_KEY: EMPTY} if sealed else {})})
+    if change is not None:
+        change(model)
+    path.write_bytes(model.SerializeToString())
+    if sealed:
+        seal(path)
     return path
 
 
@@ -137,6 +149,170 @@ def test_damaged_and_missing_files(suffix, tmp_path):
     with pytest.raises(ValueError, match=f"net{suffix}: (not a readable|refused)") as caught:
         open_runner(path)
     assert "\n" not in str(caught.value)
+
+
+def write_openvino(path):
+    openvino = pytest.importorskip("openvino")
+    to_openvino.save(openvino.convert_model(write_onnx(path.with_suffix(".onnx"))), CARD, path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".xml", ".bin"])
+def test_damage_is_found_before_a_runtime_sees_the_file(suffix, tmp_path, monkeypatch):
+    path = tmp_path / ("net.onnx" if suffix == ".onnx" else "net.xml")
+    write_onnx(path, CARD, sealed=True) if suffix == ".onnx" else write_openvino(path)
+    x = torch.randn(2, 3, 20, 24)
+    torch.testing.assert_close(open_runner(path)(x), x.mean((2, 3)))
+    assert verify_digest(path)
+    file = path.with_suffix(suffix)
+    data, rng = file.read_bytes(), random.Random(0)
+    monkeypatch.setattr("onnxruntime.InferenceSession", None)
+    monkeypatch.setattr(runtime, "_core", lambda: None)
+    slot = data.find(DIGEST_KEY.encode())
+    tried = 0
+    for number in range(100):
+        damaged = flip_bit(data, rng) if number % 2 else mutate_bytes(data, rng)
+        if damaged == data or (slot >= 0 and data[slot : slot + 90] not in damaged):
+            continue  # without its checksum a file is like any other
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match=rf"net\.(onnx|xml): {DAMAGED}$"):
+            open_runner(path)
+        tried += 1
+    assert tried > 40
+
+
+def test_an_xml_beside_the_weights_of_another(tmp_path):
+    path = write_openvino(tmp_path / "net.xml")
+    path.with_suffix(".bin").write_bytes(bytes(path.with_suffix(".bin").stat().st_size))
+    with pytest.raises(ValueError, match=DAMAGED):
+        open_runner(path)
+
+
+def test_a_file_without_a_checksum_is_read_as_it_is(tmp_path):
+    path = write_onnx(tmp_path / "net.onnx", CARD)
+    assert not verify_digest(path)
+    assert open_runner(path).card == CARD
+
+
+@pytest.mark.parametrize("place", ["../../etc/passwd", "/etc/passwd", "weights.bin"])
+def test_an_onnx_file_that_takes_weights_from_elsewhere(place, tmp_path):
+    from onnx import TensorProto
+
+    def change(model):
+        tensor = model.graph.initializer[0]
+        tensor.ClearField("int64_data")
+        tensor.data_location = TensorProto.EXTERNAL
+        tensor.external_data.add(key="location", value=place)
+
+    def inside_a_node(model):
+        change(model)
+        node = model.graph.node.add(op_type="Constant", output=["c"])
+        node.attribute.add(name="value").t.CopyFrom(model.graph.initializer.pop())
+
+    for how in (change, inside_a_node):
+        path = write_onnx(tmp_path / "net.onnx", CARD, change=how)
+        with pytest.raises(ValueError, match=r"net\.onnx: refused, since it takes weights from other files"):
+            open_runner(path)
+
+
+def test_the_map_of_onnx_messages_is_onnxs_own():
+    """Every field through which a tensor can be reached is walked through."""
+    onnx = pytest.importorskip("onnx")
+    for name, known in _FIELDS.items():
+        fields = getattr(onnx, name).DESCRIPTOR.fields
+        found = {f.number: f.message_type.name for f in fields if f.message_type and f.message_type.name in _FIELDS}
+        assert found == known, name
+
+
+def complaint(function, *args):
+    """The error that a function ends in, if it does."""
+    try:
+        function(*args)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_bytes_that_are_no_onnx(tmp_path):
+    path = write_onnx(tmp_path / "net.onnx", CARD)
+    data, rng = path.read_bytes(), random.Random(1)
+    found = []
+    for _ in range(300):
+        path.write_bytes(mutate_bytes(data, rng))
+        found.append(complaint(screen_onnx, path))
+    assert {"not a readable ONNX file" in text for text in found if text} == {True}
+    assert sum(map(bool, found)) > 50
+
+
+def _another_input(model):
+    model.graph.input.add().CopyFrom(model.graph.input[0])
+    model.graph.input[1].name = "more"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (_another_input, "its inputs are of shape"),
+        (lambda model: model.graph.input[0].type.tensor_type.shape.dim.pop(), "not a readable ONNX file"),
+        (lambda model: setattr(model.graph.node[0], "op_type", "Nonsense"), "not a readable ONNX file"),
+        (lambda model: setattr(model.graph.node[0], "domain", "evil.ops"), "not a readable ONNX file"),
+        (lambda model: model.graph.ClearField("node"), "not a readable ONNX file"),
+        (lambda model: model.ClearField("graph"), "not a readable ONNX file"),
+    ],
+)
+def test_onnx_files_of_something_else(change, message, tmp_path):
+    path = write_onnx(tmp_path / "net.onnx", CARD, change=change)
+    with pytest.raises(ValueError, match=rf"net\.onnx: {message}") as caught:
+        open_runner(path)
+    assert str(caught.value).isprintable()
+
+
+def test_outputs_that_are_not_what_the_card_says(tmp_path):
+    runner = open_runner(write_onnx(tmp_path / "net.onnx", CARD.replace(num_classes=10)))
+    with pytest.raises(
+        ValueError, match=r"ONNX Runtime gives outputs of shape \(2, 3\) for 2 images, which does not fit"
+    ):
+        runner(torch.zeros(2, 3, 20, 24))
+    for outputs in ([], [torch.tensor(1.0)], [torch.zeros(1, 3)]):
+        with pytest.raises(ValueError, match="which does not fit wbmm_a"):
+            Runner("test", CARD, lambda x, outputs=outputs: outputs)(torch.zeros(2, 3, 20, 24))
+
+
+def test_cards_of_wrong_types_are_one_line(tmp_path):
+    rng = random.Random(2)
+    texts = [json.dumps(value) for value in ODD_VALUES] + ["{", "\x1b]0;pwned\x07"]
+    texts += [mutate_json(CARD.to_json(), rng) for _ in range(40)]
+    found = [complaint(open_runner, write_onnx(tmp_path / "net.onnx", text=text)) for text in texts]
+    assert sum(map(bool, found)) > 20
+    for text in filter(None, found):
+        assert text.startswith(str(tmp_path))
+        assert text.isprintable()
+        assert len(text) < 1000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<?xml version="1.0"?><!DOCTYPE net [<!ENTITY x SYSTEM "file:///etc/passwd">]><net name="&x;"/>',
+        '<?xml version="1.0"?><!doctype net><net/>',
+        "\ufeff<net>",
+        "",
+        '<net name="' + "a" * 100_000 + '" version="11"/>',
+        '<?xml version="1.0"?>' + "<net>" * 20_000,
+    ],
+    ids=["entity", "doctype", "mark", "empty", "long", "deep"],
+)
+def test_xml_of_strangers(text, tmp_path):
+    pytest.importorskip("openvino")
+    path = tmp_path / "net.xml"
+    path.write_text(text)
+    path.with_suffix(".bin").write_bytes(b"")
+    with pytest.raises(
+        ValueError, match=r"net\.xml: (refused|not a readable OpenVINO file|the file does not say what it is)"
+    ) as caught:
+        open_runner(path)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 1000
 
 
 def test_a_truncated_onnx_file(tmp_path):

@@ -1,5 +1,12 @@
 """Starting weights: from our files, released ones, segmentors and the hub; what is reported, and what is refused."""
 
+import dataclasses
+import hashlib
+import http.server
+import threading
+import time
+from pathlib import Path
+
 import pytest
 import timm
 import torch
@@ -8,8 +15,10 @@ import wbmm
 from tests.helpers import randomize
 from tests.mm.helpers import NARROW, Bomb, backbone, checkpoint, released_dense_backbone
 from wbmm.checkpoint import CheckpointError
+from wbmm.mm import pretrained
 from wbmm.mm.backbone import WBMMBackbone
 from wbmm.mm.pretrained import load_pretrained
+from wbmm.zoo import load_zoo
 
 
 def classifier(name="wbmm_a_hier", seed=0, **kwargs):
@@ -126,3 +135,104 @@ def test_a_malicious_pickle_never_runs(tmp_path):
     with pytest.raises(CheckpointError, match=r"refused.*could run code"):
         model.init_weights()
     assert not target.exists()
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Sends `server.body`, well or badly as the path says."""
+
+    def do_GET(self):
+        self.server.asked += 1
+        body = self.server.body
+        if "hang" in self.path:
+            time.sleep(1)
+        elif "missing" in self.path:
+            self.send_error(404)
+        else:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body[: len(body) // 2] if "cut" in self.path else body)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    """Serves a checkpoint of ours from this machine."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        running.asked, running.url = 0, f"http://127.0.0.1:{running.server_port}"
+        running.body = Path(save(tmp_path / "served.pth", classifier().state_dict())).read_bytes()
+        running.cache = tmp_path / "hub"
+        monkeypatch.setattr(torch.hub, "get_dir", lambda: str(running.cache))
+        threading.Thread(target=running.serve_forever, args=(0.05,), daemon=True).start()
+        yield running
+        running.shutdown()
+
+
+def know(monkeypatch, name, sha256):
+    """Puts a checksum into the zoo."""
+    entry = {"hub": "x/y", "file": name, "sha256": sha256}
+    zoo = {**load_zoo(), "wbmm_a": dataclasses.replace(load_zoo()["wbmm_a"], weights={"in1k": entry})}
+    monkeypatch.setattr(pretrained, "load_zoo", lambda: zoo)
+
+
+def test_over_http_without_a_checksum(server, caplog):
+    model = WBMMBackbone(**NARROW, init_cfg={"type": "Pretrained", "checkpoint": f"{server.url}/a.pth"})
+    model.init_weights()
+    torch.testing.assert_close(model.stages.state_dict(), classifier().stages.state_dict())
+    assert "no checksum is known for this file, so it is whatever 127.0.0.1 has sent" in caplog.text
+    load_pretrained(model, f"{server.url}/a.pth")
+    assert server.asked == 1  # the second time, it was there
+    load_pretrained(model, f"{server.url}/other/a.pth")
+    assert server.asked == 2  # another file of the same name
+
+
+def test_over_http_with_a_checksum(server, monkeypatch, caplog):
+    know(monkeypatch, "a.pth", hashlib.sha256(server.body).hexdigest())
+    load_pretrained(WBMMBackbone(**NARROW), f"{server.url}/a.pth")
+    assert "checksum" not in caplog.text
+    know(monkeypatch, "a.pth", "0" * 64)
+    for place in ("a.pth", "new/a.pth"):  # downloaded before, and now
+        with pytest.raises(
+            CheckpointError, match=r"a\.pth: its SHA-256 is .*, and 0{16}\.\.\. of the published a\.pth"
+        ):
+            load_pretrained(WBMMBackbone(**NARROW), f"{server.url}/{place}")
+
+
+def test_the_hubs_file_is_compared_too(server, tmp_path, monkeypatch):
+    know(monkeypatch, "served.pth", "0" * 64)
+    monkeypatch.setattr("timm.models._hub.download_from_hf", lambda *args: str(tmp_path / "served.pth"))
+    with pytest.raises(CheckpointError, match=r"wbmm_a: its SHA-256 is"):
+        load_pretrained(WBMMBackbone(**NARROW), "wbmm_a")
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [("missing.pth", "HTTP Error 404"), ("cut.pth", r"\d+ of \d+ bytes came"), ("hang.pth", "timed out")],
+)
+def test_bad_servers(place, message, server, monkeypatch):
+    monkeypatch.setattr(pretrained, "TIMEOUT_S", 0.3)
+    with pytest.raises(
+        CheckpointError, match=rf"{place}: could not be downloaded \(.*{message}.*\); give a local file"
+    ):
+        load_pretrained(WBMMBackbone(**NARROW), f"{server.url}/{place}")
+    assert not list(server.cache.rglob("*.pth"))
+
+
+def test_a_malicious_download_never_runs(server, tmp_path):
+    server.body = Path(save(tmp_path / "evil.pth", {"model": Bomb(tmp_path / "pwned")})).read_bytes()
+    with pytest.raises(CheckpointError, match=r"refused.*could run code"):
+        load_pretrained(WBMMBackbone(**NARROW), f"{server.url}/evil.pth")
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_odd_keys_are_shown_and_not_obeyed(tmp_path):
+    file = save(tmp_path / "a.pth", {"\x1b]0;pwned\x07.weight": torch.zeros(1), "a\nb": torch.zeros(1)})
+    for prefix, message in ((None, "is of no WBMM model"), ("teacher", "the first is")):
+        with pytest.raises(CheckpointError, match=message) as caught:
+            load_pretrained(WBMMBackbone(**NARROW), file, prefix=prefix)
+        assert "\x1b" not in str(caught.value)
+        assert r"x1b]0;pwned" in str(caught.value)
+    file = save(tmp_path / "b.pth", {"\x1b[2J": torch.zeros(1), **classifier().state_dict()})
+    assert r"in the file and not used: \x1b[2J, head.norm.weight" in load_pretrained(WBMMBackbone(**NARROW), file)

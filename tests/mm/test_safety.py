@@ -40,7 +40,7 @@ def test_files(evil):
 
 def test_downloads(evil, monkeypatch):
     asked = []
-    monkeypatch.setattr("timm.models._hub.download_cached_file", lambda url: asked.append(url) or evil)
+    monkeypatch.setattr("wbmm.mm.pretrained._download", lambda url: asked.append(url) or evil)
     for url in ("http://example.org/a.pth", "https://example.org/a.pth"):
         with pytest.raises(CheckpointError, match="refused"):
             CheckpointLoader.load_checkpoint(url)

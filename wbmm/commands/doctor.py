@@ -7,6 +7,7 @@ import os
 import platform
 from dataclasses import dataclass
 
+from wbmm.telemetry import silence_telemetry
 from wbmm.text import render_table
 
 EXAMPLE = "wbmm doctor"
@@ -64,6 +65,7 @@ def check_package(package: Package) -> tuple[bool, str, str]:
         version = importlib.metadata.version(package.distribution)
     except importlib.metadata.PackageNotFoundError:
         return False, "-", advice
+    silence_telemetry()
     try:
         importlib.import_module(package.module)
     except Exception as error:  # a broken install can fail with anything

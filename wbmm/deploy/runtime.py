@@ -12,11 +12,15 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from wbmm.io.digest import verify_digest
 from wbmm.models.state import CheckpointError
+from wbmm.telemetry import silence_telemetry
+from wbmm.text import printable
 
 from .card import METADATA_KEY, ModelCard
 from .describe import card_of, form_of, insist
 from .files import SUFFIXES, load_model
+from .screen import screen_onnx, screen_openvino
 
 __all__ = [
     "EXPORTED",
@@ -77,7 +81,20 @@ class Runner:
         except Exception as error:  # each runtime has its own classes
             shape = "x".join(map(str, images.shape))
             raise ValueError(f"{self.name} failed on images of shape {shape}: {_last_line(error)}") from error
+        self._check_outputs(outputs, images)
         return [output[:count] for output in outputs]
+
+    def _check_outputs(self, outputs: Sequence[Tensor], images: Tensor) -> None:
+        """Raises if a file computes something else than its card says."""
+        shapes = [tuple(output.shape) for output in outputs]
+        good = bool(shapes) and all(shape[:1] == images.shape[:1] for shape in shapes)
+        if self.card.kind == "classifier":
+            good = good and shapes == [(len(images), self.card.num_classes)]
+        if not good:
+            raise ValueError(
+                f"{self.name} gives outputs of shape {', '.join(map(str, shapes)) or 'none'} for {len(images)} images, "
+                f"which does not fit {self.card.describe()}"
+            )
 
     def _check(self, images: Tensor) -> None:
         channels = self.card.input_size[0]
@@ -95,6 +112,7 @@ class Runner:
 
 def need(package: str) -> ModuleType:
     """A package of the extra `export`, or an error that names it."""
+    silence_telemetry()
     try:
         return importlib.import_module(package)
     except ImportError:
@@ -122,13 +140,17 @@ def onnx_session(path: str | Path, device: str = "cpu", threads: int | None = No
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads or torch.get_num_threads()
     options.log_severity_level = 4  # errors come as exceptions
+    runtime.disable_telemetry_events()
     provider = "CUDAExecutionProvider" if device.startswith("cuda") else "CPUExecutionProvider"
     if provider not in runtime.get_available_providers():
         raise ValueError(
             f"device {device!r}: this onnxruntime has no {provider}; for NVIDIA, pip install onnxruntime-gpu"
         )
+    path = _existing(path)
+    verify_digest(path)
+    screen_onnx(path)
     try:
-        return runtime.InferenceSession(_existing(path), options, providers=[provider])
+        return runtime.InferenceSession(path, options, providers=[provider])
     except Exception as error:  # onnxruntime's classes share no base
         raise _unreadable(path, "ONNX", error) from None
 
@@ -136,13 +158,14 @@ def onnx_session(path: str | Path, device: str = "cpu", threads: int | None = No
 def _open_onnx(path: Path, device: str) -> Runner:
     session = onnx_session(path, device)
     card = _parse_card(path, session.get_modelmeta().custom_metadata_map.get(METADATA_KEY))
-    image = session.get_inputs()[0]
-    batch, _, *size = (side if isinstance(side, int) else None for side in image.shape)
+    images = [(image.name, image.shape) for image in session.get_inputs()]
+    batch, size = _sides(path, card, [[side if isinstance(side, int) else None for side in s] for _, s in images])
+    name = images[0][0]
 
     def forward(images: Tensor) -> Sequence[Tensor]:
-        return [torch.from_numpy(output) for output in session.run(None, {image.name: images.numpy()})]
+        return [torch.from_numpy(output) for output in session.run(None, {name: images.numpy()})]
 
-    return Runner("ONNX Runtime", card, forward, batch, _whole(size))
+    return Runner("ONNX Runtime", card, forward, batch, size)
 
 
 def _core():
@@ -166,6 +189,8 @@ def read_openvino(path: str | Path):
     path = _existing(path)
     if not Path(path).with_suffix(".bin").is_file():
         raise CheckpointError(f"{path}: the weights are missing, {Path(path).with_suffix('.bin').name} beside it")
+    verify_digest(path)
+    screen_openvino(path)
     try:
         return core.read_model(path)
     except Exception as error:
@@ -204,19 +229,19 @@ def _open_openvino(path: Path, device: str) -> Runner:
     model = read_openvino(path)
     text = model.get_rt_info([METADATA_KEY]).value if model.has_rt_info([METADATA_KEY]) else None
     card = _parse_card(path, text)
-    shape = model.inputs[0].get_partial_shape()
-    batch, _, *size = (side.get_length() if side.is_static else None for side in shape)
+    shapes = [image.get_partial_shape() for image in model.inputs]
+    batch, size = _sides(path, card, [[side.get_length() if side.is_static else None for side in s] for s in shapes])
     if batch in (None, 1):
         from .streams import Streams
 
-        return Runner("OpenVINO", card, Streams(model), None, _whole(size))
+        return Runner("OpenVINO", card, Streams(model), None, size)
     compiled = openvino_model(model)
 
     def forward(images: Tensor) -> Sequence[Tensor]:
         outputs = compiled([images.numpy()])
         return [torch.from_numpy(outputs[i].copy()) for i in range(len(outputs))]
 
-    return Runner("OpenVINO", card, forward, batch, _whole(size))
+    return Runner("OpenVINO", card, forward, batch, size)
 
 
 def load_program(path: str | Path) -> tuple[torch.export.ExportedProgram, str | None]:
@@ -235,12 +260,16 @@ def load_program(path: str | Path) -> tuple[torch.export.ExportedProgram, str | 
 
 
 def _open_program(path: Path, device: str) -> Runner:
+    from .export.archive import check_sizes
+
     program, text = load_program(path)
     card = _parse_card(path, text)
     if device != "cpu":
         program = torch.export.passes.move_to_device_pass(program, device)
-    image = next(node for node in program.graph.nodes if node.name in program.graph_signature.user_inputs)
-    batch, _, *size = (side if isinstance(side, int) else None for side in image.meta["val"].shape)
+    images = [node for node in program.graph.nodes if node.name in program.graph_signature.user_inputs]
+    shapes = [[side if isinstance(side, int) else None for side in node.meta["val"].shape] for node in images]
+    batch, size = _sides(path, card, shapes)
+    check_sizes(program, path, card.input_size)
     module = program.module()
 
     @torch.inference_mode()
@@ -248,7 +277,7 @@ def _open_program(path: Path, device: str) -> Runner:
         outputs = module(images.to(device))
         return [output.cpu() for output in ([outputs] if isinstance(outputs, Tensor) else outputs)]
 
-    return Runner("torch.export", card, forward, batch, _whole(size))
+    return Runner("torch.export", card, forward, batch, size)
 
 
 EXPORTED = {".onnx": _open_onnx, ".xml": _open_openvino, ".pt2": _open_program}
@@ -266,7 +295,7 @@ def open_runner(source: str | Path, device: str = "cpu", model: str | None = Non
     """
     path = Path(source)
     if path.suffix in EXPORTED:
-        runner = EXPORTED[path.suffix](path, device)
+        runner = _open_exported(path, device)
         insist(runner.card, model, None)
         return runner
     if path.is_file():
@@ -280,6 +309,15 @@ def open_runner(source: str | Path, device: str = "cpu", model: str | None = Non
     near = difflib.get_close_matches(name, timm.list_models(), n=2)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     raise CheckpointError(f"{name}: neither a file nor a model that timm knows{hint}")
+
+
+def _open_exported(path: Path, device: str) -> Runner:
+    try:
+        return EXPORTED[path.suffix](path, device)
+    except ValueError:
+        raise
+    except Exception as error:  # a file that is odd in a way nobody thought of
+        raise _unreadable(path, path.suffix, error) from error
 
 
 def _pretrained(name: str) -> nn.Module:
@@ -296,8 +334,16 @@ def _existing(path: str | Path) -> str:
     return str(path)
 
 
-def _whole(size: Sequence[int | None]) -> tuple[int, int] | None:
-    return None if None in size else tuple(size)
+def _sides(path: Path, card: ModelCard, inputs: list[list[int | None]]) -> tuple[int | None, tuple[int, int] | None]:
+    """The batch size and the image size of a file, None where any will do, from the shapes of its inputs."""
+    if len(inputs) != 1 or len(inputs[0]) != 4 or inputs[0][1] not in (None, card.input_size[0]):
+        shapes = ", ".join(str(shape) for shape in inputs) or "none"
+        raise CheckpointError(
+            f"{path}: its inputs are of shape {printable(shapes)}; expected one, "
+            f"[batch, {card.input_size[0]}, height, width]"
+        )
+    batch, _, *size = inputs[0]
+    return batch, None if None in size else tuple(size)
 
 
 def _parse_card(path: Path, text: str | None) -> ModelCard:
@@ -307,8 +353,8 @@ def _parse_card(path: Path, text: str | None) -> ModelCard:
         )
     try:
         return ModelCard.from_json(text)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path}: {error}") from None
+    except Exception as error:  # not JSON, or JSON of something else
+        raise CheckpointError(f"{path}: {_last_line(error)}") from None
 
 
 def _unreadable(path: str | Path, kind: str, error: Exception) -> CheckpointError:
@@ -317,4 +363,4 @@ def _unreadable(path: str | Path, kind: str, error: Exception) -> CheckpointErro
 
 def _last_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    return lines[-1][:200]
+    return printable(lines[-1])

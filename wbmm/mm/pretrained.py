@@ -1,23 +1,37 @@
 """Starting weights of a backbone: where they come from, what of them fits, and what is said about it."""
 
+import hashlib
+import logging
+import os
 import re
+import secrets
+import shutil
+import urllib.request
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import torch
 import torch.nn as nn
 from torch import Tensor
 
 from wbmm.checkpoint import CheckpointError, explain_mismatch, find_state_dict, identify, load_weights, safe_load
+from wbmm.io.digest import mapped
 from wbmm.models.released import convert_released
+from wbmm.text import printable
 from wbmm.zoo import load_zoo
 
 __all__ = ["LEAST_MATCH", "fetch", "load_pretrained", "read_weights", "report"]
 
 LEAST_MATCH = 0.9  # of the backbone's own tensors; below, the file is taken for another model's
+TIMEOUT_S = 30  # of a server that says nothing
 _OUTPUT_NORM = re.compile(r"norm[0-3]\.(weight|bias)")
+_logger = logging.getLogger(__name__)
 
 
 def fetch(source: str) -> Path:
     """A local file: the one named, or one downloaded once from a URL or from the hub.
+
+    A download is compared with the zoo's checksum of a file of that name. If it has none, a warning names the host.
 
     Args:
         source: a path, an http(s) URL, or a model with published weights, such as `wbmm_t_dense` (or with the tag of
@@ -30,22 +44,67 @@ def fetch(source: str) -> Path:
     zoo = load_zoo()
     try:
         if source.startswith(("http://", "https://")):
-            from timm.models._hub import download_cached_file
-
-            return Path(download_cached_file(source))
+            return _download(source)
         if name in zoo and (zoo[name].weights if not tag else tag in zoo[name].weights):
             from timm.models._hub import download_from_hf
 
             weights = zoo[name].weights[tag or next(iter(zoo[name].weights))]
-            return Path(download_from_hf(weights["hub"], weights["file"]))
+            path = Path(download_from_hf(weights["hub"], weights["file"]))
+            _compare(source, path, weights["file"])
+            return path
+    except CheckpointError:
+        raise
     except Exception as error:  # whatever the network and its libraries raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = printable((str(error).splitlines() or [""])[0] or type(error).__name__)
         raise CheckpointError(f"{source}: could not be downloaded ({reason}); give a local file instead") from None
     published = ", ".join(model for model, entry in zoo.items() if entry.weights)
     raise CheckpointError(
         f"{source}: there is no such file, and no weights of that name are published (those of {published} are). "
         "Train them first, or name another file with --cfg-options model.backbone.init_cfg.checkpoint=FILE"
     )
+
+
+def _download(url: str) -> Path:
+    """The file of an http(s) address, from torch's cache if it was downloaded before; whole, or not at all."""
+    parts = urlsplit(url)
+    name = re.sub(r"[^\w.-]", "_", Path(parts.path).name)[-100:]
+    target = Path(torch.hub.get_dir()) / "checkpoints" / f"{hashlib.sha256(url.encode()).hexdigest()[:12]}-{name}"
+    if target.is_file():
+        _compare(url, target, name)
+        return target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    temporary = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
+    try:
+        request = urllib.request.Request(url, headers={"User-Agent": "wbmm"})
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response, open(temporary, "wb") as file:
+            length = response.headers.get("Content-Length")
+            shutil.copyfileobj(response, file)
+        size = temporary.stat().st_size
+        if length is not None and size != int(length):
+            raise OSError(f"{size} of {length} bytes came")
+        if not _compare(url, temporary, name):
+            _logger.warning(
+                "%s: no checksum is known for this file, so it is whatever %s has sent", url, parts.hostname
+            )
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return target
+
+
+def _compare(source: str, path: Path, name: str) -> bool:
+    """Whether the zoo knows the checksum of a file of this name; a `CheckpointError` if it is another one."""
+    weights = [entry for model in load_zoo().values() for entry in model.weights.values()]
+    known = next((entry["sha256"] for entry in weights if entry["file"] == name and "sha256" in entry), None)
+    if known is None:
+        return False
+    with mapped(path) as data:
+        found = hashlib.sha256(data).hexdigest()
+    if found != known:
+        raise CheckpointError(
+            f"{source}: its SHA-256 is {found[:16]}..., and {known[:16]}... of the published {name}: not used"
+        )
+    return True
 
 
 def load_pretrained(
@@ -90,7 +149,9 @@ def read_weights(path: Path, prefix: str | None) -> dict[str, Tensor]:
     prefix = prefix if not prefix or prefix.endswith(".") else f"{prefix}."
     inner = {key.removeprefix(prefix): value for key, value in state_dict.items() if key.startswith(prefix)}
     if not inner:
-        raise CheckpointError(f"{path}: no key starts with {prefix!r}; the first is {next(iter(state_dict))!r}")
+        raise CheckpointError(
+            f"{path}: no key starts with {prefix!r}; the first is {printable(next(iter(state_dict)))!r}"
+        )
     return convert_released(inner)
 
 
@@ -111,4 +172,4 @@ def report(path: Path, matched: list[str], own: dict[str, Tensor], state_dict: d
 
 def _some(keys: list[str], limit: int = 8) -> str:
     more = f" and {len(keys) - limit} more" if len(keys) > limit else ""
-    return ", ".join(keys[:limit]) + more
+    return ", ".join(map(printable, keys[:limit])) + more

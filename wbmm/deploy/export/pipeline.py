@@ -182,6 +182,7 @@ def _prepare(graph: Graph, shapes: Shapes, format: str, half: bool) -> Callable[
     """Everything but writing: a function that writes."""
     program = to_torchexport.capture(graph, shapes, graph.card)
     if format == "torchexport":
+        to_torchexport.check_operators(program, graph.card)
         return lambda path: to_torchexport.save(program, graph.card, path)
     converted = to_onnx.convert(program, graph.output_names, shapes.dims(), convolutions=format == "openvino")
     if format == "onnx":

@@ -9,6 +9,7 @@ import torch
 
 from wbmm.deploy.card import METADATA_KEY, ModelCard
 from wbmm.deploy.runtime import need
+from wbmm.io.digest import DIGEST_KEY, EMPTY, seal
 
 from .graph import INPUT_NAME
 from .quiet import quiet
@@ -69,10 +70,11 @@ def save(converted, card: ModelCard, path: Path) -> None:
     """Writes the file in one piece, with what it is in its metadata."""
     converted.model.metadata_props.update(metadata(card))
     converted.save(path, external_data=False)
+    seal(path)
 
 
 def metadata(card: ModelCard) -> dict[str, str]:
-    """The card, and what is needed to prepare images in words that other programs can read."""
+    """The card, what is needed to prepare images in words that other programs can read, and a slot for the checksum."""
     return {
         METADATA_KEY: card.to_json(),
         "input_size": json.dumps(card.input_size),
@@ -82,4 +84,5 @@ def metadata(card: ModelCard) -> dict[str, str]:
         "crop_pct": str(card.crop_pct),
         "input": card.input,
         "class_names": json.dumps(card.class_names),
+        DIGEST_KEY: EMPTY,
     }

@@ -9,6 +9,7 @@ from pathlib import Path
 from wbmm.deploy.atomic import atomic_path
 from wbmm.deploy.card import METADATA_KEY, ModelCard
 from wbmm.deploy.runtime import need
+from wbmm.io.digest import DIGEST_KEY, EMPTY, seal
 
 __all__ = ["atomic_pair", "convert", "save"]
 
@@ -22,7 +23,9 @@ def convert(converted):
 def save(model, card: ModelCard, path: Path, half: bool = False) -> None:
     """Writes `path` (.xml) and the .bin beside it."""
     model.set_rt_info(card.to_json(), [METADATA_KEY])
+    model.set_rt_info(EMPTY, [DIGEST_KEY])
     need("openvino").save_model(model, path, compress_to_fp16=half)
+    seal(path)
 
 
 @contextmanager

@@ -1,17 +1,22 @@
 """A program of `torch.export`, and the .pt2 file."""
 
 import io
+import operator
+import zipfile
 from pathlib import Path
 
 import torch
 import torch.nn as nn
 
 from wbmm.deploy.card import METADATA_KEY, ModelCard
+from wbmm.io.digest import digest_of_parts
 
+from .archive import DIGEST_PART
+from .operators import OPERATORS
 from .quiet import quiet
 from .shapes import Shapes
 
-__all__ = ["capture", "save"]
+__all__ = ["capture", "check_operators", "save"]
 
 # Where in the source an operator comes from: no use in a file, and it holds this machine's paths.
 _PRIVATE = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node")
@@ -36,8 +41,23 @@ def capture(graph: nn.Module, shapes: Shapes, card: ModelCard) -> torch.export.E
     return program
 
 
+def check_operators(program: torch.export.ExportedProgram, card: ModelCard) -> None:
+    """Raises if a program has an operator that `check_archive` would not let in again."""
+    called = {node.target for node in program.graph.nodes if node.op == "call_function"} - {operator.getitem}
+    for target in called:
+        name = f"torch.ops.{target}" if isinstance(target, torch._ops.OpOverload) else f"_operator.{target.__name__}"
+        if name not in OPERATORS:
+            raise ValueError(f"{card.model} computes {name}, which .pt2 files may not hold here; take onnx or openvino")
+
+
 def save(program: torch.export.ExportedProgram, card: ModelCard, path: Path) -> None:
+    """Writes the file with its card and its checksum."""
     contents = io.BytesIO()  # torch's own writer ends the process when a disk is full
     with quiet():
         torch.export.save(program, contents, extra_files={f"{METADATA_KEY}.json": card.to_json()})
+    with zipfile.ZipFile(contents, "a") as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+        root = next(iter(parts)).partition("/")[0]
+        digest = digest_of_parts({name.partition("/")[2]: content for name, content in parts.items()})
+        archive.writestr(f"{root}/{DIGEST_PART}", digest)
     path.write_bytes(contents.getbuffer())

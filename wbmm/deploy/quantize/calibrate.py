@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from wbmm.deploy.card import ModelCard
-from wbmm.deploy.images import FileSource, batches, open_labelled, progress_bar
+from wbmm.deploy.images import batches, open_labelled, progress_bar
 from wbmm.deploy.photos import find_images
-from wbmm.train.data.sources import Source, Subset
+from wbmm.train.data.sources import FileSource, Source, Subset
 
 __all__ = ["Calibration", "read_calibration"]
 

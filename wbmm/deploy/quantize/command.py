@@ -7,7 +7,7 @@ from pathlib import Path
 
 from wbmm.deploy.card import ModelCard
 from wbmm.deploy.evaluate import add_data_arguments
-from wbmm.deploy.images import check_classes, no_more_than, open_labelled
+from wbmm.deploy.images import match_classes, no_more_than, open_labelled
 from wbmm.deploy.photos import photo_batch
 from wbmm.text import render_table
 from wbmm.train.data.sources import Source
@@ -79,8 +79,7 @@ def _labelled(args: argparse.Namespace, card: ModelCard) -> Source | None:
     if args.data is None:
         return None
     source = open_labelled(card, None if args.data == Path() else args.data, args.source, args.split)
-    check_classes(card, source)
-    return no_more_than(source, args.limit)
+    return no_more_than(match_classes(card, source), args.limit)
 
 
 def _calibration(args: argparse.Namespace, card: ModelCard) -> Calibration:

@@ -13,7 +13,8 @@ import torch
 
 from wbmm.checkpoint import safe_load
 from wbmm.deploy.card import versions
-from wbmm.deploy.images import check_classes, no_more_than, open_labelled
+from wbmm.deploy.images import match_classes, no_more_than, open_labelled
+from wbmm.handler import run_command
 from wbmm.text import render_table
 from wbmm.train.metrics import write_text
 
@@ -59,14 +60,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=int, help="images to evaluate on (default: all)")
     parser.add_argument("--rounds", type=int, default=50, help="of the timing")
     parser.add_argument("--results", type=Path, default=Path("docs/results/int8.md"))
-    args = parser.parse_args(argv)
-    try:
-        runs = [examine(folder, args) for folder in args.runs]
-    except ValueError as error:
-        parser.error(str(error))
+    return run_command("int8_report", lambda: _write_report(parser.parse_args(argv)))
+
+
+def _write_report(args: argparse.Namespace) -> None:
+    runs = [examine(folder, args) for folder in args.runs]
     write_text(args.results, page(runs, args))
     print(args.results.read_text())
-    return 0
 
 
 def examine(folder: Path, args: argparse.Namespace) -> Run:
@@ -75,8 +75,7 @@ def examine(folder: Path, args: argparse.Namespace) -> Run:
     data = safe_load(checkpoint)["config"]["data"]
     with tempfile.TemporaryDirectory() as place:
         path, card = float_file(checkpoint, "safetensors", Path(place))
-        labelled = open_labelled(card, data["root"], data["source"], data["val_split"])
-        check_classes(card, labelled)
+        labelled = match_classes(card, open_labelled(card, data["root"], data["source"], data["val_split"]))
         root = data["root"] and Path(data["root"])
         calibration = read_calibration(card, root, data["source"], data["train_split"], args.n)
         run = Run(card.model, Path(data["root"]).name if data["root"] else data["source"])

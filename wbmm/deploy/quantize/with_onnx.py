@@ -12,6 +12,7 @@ from torch import Tensor
 from wbmm.deploy.card import ModelCard
 from wbmm.deploy.export import to_onnx
 from wbmm.deploy.runtime import need
+from wbmm.io.digest import seal
 
 from .half_onnx import to_half
 from .layers import RESHAPES, Layer, group_of_product, mark_head
@@ -121,6 +122,7 @@ class Onnx:
         model = onnx.load(path)
         onnx.helper.set_model_props(model, to_onnx.metadata(self.card.replace(dtype=dtype)))
         onnx.save(model, path)
+        seal(path)
 
 
 def _follows(node, takers: dict[str, list], weights: dict) -> str | None:

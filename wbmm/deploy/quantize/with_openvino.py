@@ -12,7 +12,7 @@ from torch import Tensor
 from wbmm.deploy.card import ModelCard
 from wbmm.deploy.export import to_openvino
 from wbmm.deploy.runtime import need, read_openvino
-from wbmm.ops.convolution import is_convolvable, kernel_size
+from wbmm.ops.backends.onednn.convolution import is_convolvable, kernel_size
 
 from .layers import FOLLOWS, RESHAPES, Layer, group_of_product, mark_head
 
@@ -47,7 +47,6 @@ class OpenVino:
 
     def quantize(self, images: Tensor, keep: set[str], path: Path) -> None:
         """Writes the model with all layers but `keep` in INT8, calibrated on `images`."""
-        os.environ.setdefault("NNCF_CI", "1")  # or NNCF reports its use to its makers
         nncf = need("nncf")
         logging.getLogger("nncf").setLevel(logging.ERROR)
         from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, OverflowFix
