@@ -47,3 +47,11 @@ def test_learning_rate_scales_with_the_global_batch_and_says_so():
     assert lr == pytest.approx(1e-3)
     assert text == "learning rate 0.004 x 1024/4096 = 0.001 (scaled with the global batch)"
     assert scale_lr(4e-3, 4096, 4096) == (4e-3, "learning rate 0.004")
+
+
+@pytest.mark.timeout(20)
+def test_what_works_is_found_at_once_for_any_number():
+    with pytest.raises(ValueError, match=r"batch=101, batch=111, batch=117, batch=143"):
+        plan_batch(999_999_999_999, 128, 1)
+    with pytest.raises(ValueError, match=r"7 does not divide .* With batch=128, 1, 2, 4, 8 processes work"):
+        plan_batch(2**40, 128, 7)

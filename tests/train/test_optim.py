@@ -2,10 +2,11 @@ import pytest
 import timm
 import torch
 import torch.nn as nn
+from timm.optim import get_optimizer_info, list_optimizers
 
 import wbmm  # noqa: F401  (registers the models)
 from wbmm.models.layer_groups import layer_group, layer_scale, num_groups
-from wbmm.train.config import OptimConfig, ScheduleConfig
+from wbmm.train.config import OptimConfig, ScheduleConfig, config_from_dict
 from wbmm.train.optim import build_optimizer, build_scheduler, freeze, set_train_mode
 
 
@@ -44,8 +45,31 @@ def test_the_recipe_reaches_adamw(wbmm_a):
 
 def test_an_optimiser_without_betas(wbmm_a):
     assert isinstance(build_optimizer(wbmm_a, OptimConfig(name="sgd"), 0.1), torch.optim.SGD)
-    with pytest.raises(ValueError, match="'adamww' is not one of timm's optimisers"):
+    with pytest.raises(ValueError, match="'adamww' is not one of timm's optimisers; near it: adamw"):
         build_optimizer(wbmm_a, OptimConfig(name="adamww"), 0.1)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in list_optimizers() if not name.startswith(("fused", "bnb", "adahess"))]
+)
+def test_every_optimiser_of_the_configuration_can_be_built(name):
+    betas = [0.9, 0.99, 0.999][: get_optimizer_info(name).num_betas]
+    config = config_from_dict({"optim": {"name": name, "betas": betas}}).optim
+    model = nn.Linear(4, 4)
+    optimizer = build_optimizer(model, config, 1e-3)
+    model(torch.ones(2, 4)).sum().backward()
+    if "kron" not in name:  # which compiles
+        optimizer.step()
+        assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["cosine", "tanh", "step", "multistep", "poly"])
+def test_every_schedule_that_the_configuration_takes_steps(name):
+    config = config_from_dict({"schedule": {"name": name, "epochs": 10, "warmup_epochs": 1}}).schedule
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=1.0)
+    scheduler = build_scheduler(optimizer, config, 5)
+    scheduler.step_update(25)
+    assert 0 < optimizer.param_groups[0]["lr"] <= 1
 
 
 def learning_rates(model, layer_decay: float) -> dict[str, float]:

@@ -1,5 +1,6 @@
 """The global batch is the contract: how processes, per-device batch and gradient accumulation make it up."""
 
+import math
 from dataclasses import dataclass
 
 __all__ = ["BatchPlan", "plan_batch", "scale_lr"]
@@ -30,13 +31,10 @@ def plan_batch(global_batch: int, batch: int, world: int) -> BatchPlan:
         f"it is not a multiple of {world * batch}."
     )
     if global_batch % world == 0:
-        share = global_batch // world
-        fitting = [size for size in range(1, share + 1) if share % size == 0]
-        near = sorted(sorted(fitting, key=lambda size: abs(size - batch))[:4])
+        near = _nearest_divisors(global_batch // world, batch)
         text += f" With {world} process{'es' if world > 1 else ''}, these work: {_join('batch', near)}."
     else:
-        counts = [count for count in range(1, global_batch + 1) if global_batch % (count * batch) == 0]
-        near = sorted(sorted(counts, key=lambda count: abs(count - world))[:4])
+        near = _nearest_divisors(global_batch // batch, world) if global_batch % batch == 0 else []
         text += f" {world} does not divide {global_batch}."
         if near:
             text += f" With batch={batch}, {', '.join(map(str, near))} processes work."
@@ -44,6 +42,13 @@ def plan_batch(global_batch: int, batch: int, world: int) -> BatchPlan:
     below, above = global_batch // unit * unit, (global_batch // unit + 1) * unit
     text += f" Or change the contract: {_join('global_batch', [size for size in (below, above) if size])}."
     raise ValueError(text)
+
+
+def _nearest_divisors(number: int, wanted: int, count: int = 4) -> list[int]:
+    """The divisors of `number` nearest to `wanted`, in order."""
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    divisors = sorted({*small, *(number // size for size in small)})
+    return sorted(sorted(divisors, key=lambda size: abs(size - wanted))[:count])
 
 
 def _join(name: str, values: list[int]) -> str:

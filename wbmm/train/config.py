@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import math
+import re
 import types
 import typing
 from dataclasses import dataclass, field
@@ -11,24 +12,56 @@ from typing import Any
 
 import yaml
 
-__all__ = ["TrainConfig", "config_from_dict", "load_config", "to_dict", "to_yaml"]
+from .batch import scale_lr
+from .fields import Choice, Items, Plain, Range, Text, show, takes
+from .known import MODELS, OPTIMIZERS, AutoAugment, check_model, optimizer_options
+
+__all__ = [
+    "READER_ARGS",
+    "TrainConfig",
+    "check_config",
+    "check_reader_args",
+    "config_from_dict",
+    "load_config",
+    "to_dict",
+    "to_yaml",
+]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
 
-def _choice(*values):
-    """A text field that takes one of `values`; the first is the default."""
-    return field(default=values[0], metadata={"choices": values})
+PROBABILITY = Range(0.0, 1.0)
+PATH = Text(4096)
+SOURCE = Text(
+    most=1024,
+    pattern=r"folder|tar|wds|digits|idx|hfds/.+",
+    valid="folder, tar, wds, hfds/<name or folder>, digits, idx (a stream cannot be read by index)",
+)
+SEEDS = Range(0, 2**63 - 1)  # what the order of the data is hashed from
+MOST_EPOCHS, MOST_STEPS, MOST_MINUTES = 100_000, 10**9, 10_000.0
+
+# data.args: what the reader of each source takes, and two limits for all of them.
+LIMITS = {"train_limit": int, "val_limit": int}
+READER_ARGS = {
+    "folder": {"class_map": str | list},
+    "tar": {"class_map": str | list},
+    "wds": {"target_key": str, "index": str},
+    "hfds": {"input_key": str, "target_key": str},
+    "digits": {},
+    "idx": {},
+}
+MOST_VALUES, DEEPEST = 10_000, 20  # in a file; aliases could make it endless
+WRITTEN_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 
 
 @dataclass
 class ModelConfig:
-    name: str = "wbmm_t"
-    args: dict = field(default_factory=dict)  # keyword arguments of timm.create_model
-    drop_path: float = 0.0
+    name: str = takes("wbmm_t", MODELS)
+    args: dict = takes({}, Plain())  # keyword arguments of timm.create_model
+    drop_path: float = takes(0.0, Range(0.0, 1.0, "[)"))
     grad_checkpointing: bool = False
-    freeze: list[str] = field(default_factory=list)  # prefixes of parameter names, e.g. ["stem", "stages.0"]
+    freeze: list[str] = takes([], Items(0, 1000, Text()))  # prefixes of parameter names, e.g. ["stem", "stages.0"]
     bn_eval: bool = False  # batch norm uses, and keeps, its running statistics while training
     channels_last: bool = True
     compile: bool = False
@@ -37,85 +70,86 @@ class ModelConfig:
 
 @dataclass
 class DataConfig:
-    source: str = "folder"
-    root: str | None = None
-    train_split: str = "train"
-    val_split: str = "val"
-    size: int = 224
-    in_chans: int = 3
-    num_classes: int | None = None  # None: counted from the data
-    workers: int = 8
+    source: str = takes("folder", SOURCE)
+    root: str | None = takes(None, PATH)
+    train_split: str = takes("train", Text())
+    val_split: str = takes("val", Text())
+    size: int = takes(224, Range(1, 8192))
+    in_chans: int = takes(3, Choice(3, 1))
+    num_classes: int | None = takes(None, Range(2, 1_000_000))  # None: counted from the data
+    workers: int = takes(8, Range(0, 512))
     in_memory: bool = False
-    on_bad_image: str = _choice("fail", "skip")
-    interpolation: str = "bicubic"
-    crop_pct: float = 0.875
-    mean: list[float] = field(default_factory=lambda: list(IMAGENET_MEAN))
-    std: list[float] = field(default_factory=lambda: list(IMAGENET_STD))
-    args: dict = field(default_factory=dict)  # keyword arguments of timm.data.create_dataset
+    on_bad_image: str = takes("fail", Choice("fail", "skip"))
+    interpolation: str = takes("bicubic", Choice("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming"))
+    crop_pct: float = takes(0.875, Range(0.0, 1.0, "(]"))
+    mean: list[float] = takes(list(IMAGENET_MEAN), Items(1, 3, PROBABILITY))  # of pixels from 0 to 1
+    std: list[float] = takes(list(IMAGENET_STD), Items(1, 3, Range(1e-3, 1.0)))
+    args: dict = takes({}, Plain())  # see READER_ARGS
 
 
 @dataclass
 class AugmentConfig:
-    auto: str | None = "rand-m9-mstd0.5-inc1"
-    color_jitter: float = 0.4
-    reprob: float = 0.25
-    remode: str = "pixel"
-    hflip: float = 0.5
-    scale: list[float] = field(default_factory=lambda: [0.08, 1.0])
-    ratio: list[float] = field(default_factory=lambda: [3 / 4, 4 / 3])
-    shift: int = 0  # random translation in pixels, in-memory path only
+    auto: str | None = takes("rand-m9-mstd0.5-inc1", AutoAugment())
+    color_jitter: float = takes(0.4, PROBABILITY)
+    reprob: float = takes(0.25, PROBABILITY)
+    remode: str = takes("pixel", Choice("pixel", "rand", "const"))
+    hflip: float = takes(0.5, PROBABILITY)
+    scale: list[float] = takes([0.08, 1.0], Items(2, 2, Range(0.0, 4.0, "(]")))
+    ratio: list[float] = takes([3 / 4, 4 / 3], Items(2, 2, Range(0.01, 100.0)))
+    shift: int = takes(0, Range(0, 8191))  # random translation in pixels, in-memory path only
 
 
 @dataclass
 class MixConfig:
-    mixup: float = 0.8
-    cutmix: float = 1.0
-    prob: float = 1.0
-    switch_prob: float = 0.5
-    mode: str = _choice("batch", "pair", "elem")
-    label_smoothing: float = 0.1
+    mixup: float = takes(0.8, Range(0.0, 100.0))
+    cutmix: float = takes(1.0, Range(0.0, 100.0))
+    prob: float = takes(1.0, PROBABILITY)
+    switch_prob: float = takes(0.5, PROBABILITY)
+    mode: str = takes("batch", Choice("batch", "pair", "elem"))
+    label_smoothing: float = takes(0.1, Range(0.0, 1.0, "[)"))
 
 
 @dataclass
 class OptimConfig:
-    name: str = "adamw"
-    lr: float = 4e-3
-    lr_batch: int = 4096  # `lr` is stated for this global batch and scales linearly with the real one
-    weight_decay: float = 0.05
-    betas: list[float] = field(default_factory=lambda: [0.9, 0.999])
-    eps: float = 1e-8
-    layer_decay: float | None = None
-    clip_grad: float | None = None
+    name: str = takes("adamw", OPTIMIZERS)
+    lr: float = takes(4e-3, Range(0.0, 1000.0, "(]"))
+    lr_batch: int = takes(4096, Range(1, 2**20))  # `lr` is for this global batch and scales linearly with the real one
+    weight_decay: float = takes(0.05, Range(0.0, 100.0))
+    betas: list[float] = takes([0.9, 0.999], Items(2, 3, Range(0.0, 1.0, "[)")))
+    eps: float = takes(1e-8, Range(0.0, 1.0, "(]"))
+    layer_decay: float | None = takes(None, Range(0.0, 1.0, "(]"))
+    clip_grad: float | None = takes(None, Range(0.0, 1e6, "(]"))
 
 
 @dataclass
 class ScheduleConfig:
-    name: str = "cosine"
-    epochs: int = 300
-    warmup_epochs: float = 5.0
-    min_lr: float = 1e-6
-    warmup_lr: float = 1e-6
+    name: str = takes("cosine", Choice("cosine", "tanh", "step", "multistep", "poly"))
+    epochs: int = takes(300, Range(1, MOST_EPOCHS))
+    warmup_epochs: float = takes(5.0, Range(0.0, MOST_EPOCHS))
+    min_lr: float = takes(1e-6, Range(0.0, 1000.0))
+    warmup_lr: float = takes(1e-6, Range(0.0, 1000.0))
 
 
 @dataclass
 class EmaConfig:
-    decay: float | None = None
+    decay: float | None = takes(None, Range(0.0, 1.0, "()"))
     warmup: bool = False  # let the decay grow with the steps, for short runs
 
 
 @dataclass
 class LogConfig:
-    every: int = 50  # optimiser steps
+    every: int = takes(50, Range(1, MOST_STEPS))  # optimiser steps
     tensorboard: bool = True
     wandb: bool = False
-    wandb_project: str = "wbmm"
-    name: str | None = None
+    wandb_project: str = takes("wbmm", Text(128, r"[^/\\#?%:]+", "a name without / \\ # ? % :"))
+    name: str | None = takes(None, Text(200, r"(?!\.{1,2}$)[^/\\]+", "the name of a folder, without / or \\"))
 
 
 @dataclass
 class SaveConfig:
-    every_epochs: int = 0  # keep the checkpoint of every k-th epoch; 0 keeps `last` and `best` alone
-    every_steps: int = 0  # write `last` every k optimiser steps as well as after each epoch
+    every_epochs: int = takes(0, Range(0, MOST_EPOCHS))  # keep every k-th checkpoint; 0 keeps `last` and `best` alone
+    every_steps: int = takes(0, Range(0, MOST_STEPS))  # write `last` every k steps too, not only each epoch
+    every_minutes: float = takes(5.0, Range(0, MOST_MINUTES))  # and when it is that old; 0: never for that
     best: bool = True
 
 
@@ -130,34 +164,46 @@ class TrainConfig:
     ema: EmaConfig = field(default_factory=EmaConfig)
     log: LogConfig = field(default_factory=LogConfig)
     save: SaveConfig = field(default_factory=SaveConfig)
-    out: str = "runs/<name>"  # <name>: log.name, or the configuration file's name
-    seed: int = 0
-    global_batch: int = 4096
-    batch: int = 128  # images per device and forward pass
-    amp: str = _choice("none", "bf16", "fp16")
-    init: str | None = None  # weights to start from (fine-tuning); the run itself starts at step 0
+    out: str = takes("runs/<name>", PATH)  # <name>: log.name, or the configuration file's name
+    seed: int = takes(0, SEEDS)
+    global_batch: int = takes(4096, Range(1, 2**20))
+    batch: int = takes(128, Range(1, 2**16))  # images per device and forward pass
+    amp: str = takes("none", Choice("none", "bf16", "fp16"))
+    init: str | None = takes(None, PATH)  # weights to start from (fine-tuning); the run itself starts at step 0
     init_resize_tables: bool = False
-    resume: str | None = None  # a checkpoint of this same run, or "auto": the last one in `out`, if any
-    device: str = "auto"
+    resume: str | None = takes(None, PATH)  # a checkpoint of this same run, or "auto": the last one in `out`, if any
+    device: str = takes("auto", Text(16, r"auto|cpu|cuda(:\d{1,3})?", "auto, cpu, cuda, cuda:0"))
     deterministic: bool = False
-    eval_every: int = 1  # epochs
-    max_skips: int = 10  # steps with a loss that is not finite before the run stops
-    timeout: float = 600.0  # seconds a process waits for the others before it gives up
+    eval_every: int = takes(1, Range(1, MOST_EPOCHS))  # epochs
+    max_skips: int = takes(10, Range(0, 1_000_000))  # steps with a loss that is not finite before the run stops
+    timeout: float = takes(600.0, Range(1.0, 7 * 86400.0))  # seconds a process waits for the others
 
 
 def load_config(path: str | Path, overrides: typing.Sequence[str] = ()) -> TrainConfig:
-    """Reads a YAML file and the files it inherits from (`base: relative.yaml`), then applies `key=value` overrides."""
+    """Reads a YAML file and the files it inherits from (`base: relative.yaml`), then applies `key=value` overrides.
+
+    All that can be told to be wrong without the data is an error here: one line that names the key.
+    """
     path = Path(path)
     config = config_from_dict(_merge(_read(path), _parse_overrides(overrides)), where=str(path))
     config.out = config.out.replace("<name>", config.log.name or path.stem)
+    _expand_home(config)
+    _check_out(config.out)
+    _check_model(config)
     return config
 
 
 def config_from_dict(values: dict, where: str = "the configuration") -> TrainConfig:
-    """Builds the typed configuration, refusing unknown keys and values of another type."""
+    """Builds the typed configuration, refusing unknown keys, and values of another type or out of their range."""
     config = _build(TrainConfig, values, "", where)
     _check_values(config)
     return config
+
+
+def check_config(config: TrainConfig) -> None:
+    """The same checks for a configuration that was made or changed in Python."""
+    config_from_dict(to_dict(config))
+    _check_model(config)
 
 
 def to_dict(config: TrainConfig) -> dict:
@@ -168,6 +214,73 @@ def to_yaml(config: TrainConfig) -> str:
     return yaml.safe_dump(to_dict(config), sort_keys=False, default_flow_style=None, width=120)
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which a key that stands twice is an error and a date is text."""
+
+    depth = 0
+
+    def compose_node(self, parent, index):
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise yaml.MarkedYAMLError(problem=f"more than {DEEPEST} levels", problem_mark=self.peek_event().start_mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def compose_mapping_node(self, anchor):
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                problem = f"the key {show(key.value)} stands twice"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
+            seen.add(key.value)
+        return node
+
+    def flatten_mapping(self, node):
+        super().flatten_mapping(node)
+        if len(node.value) > MOST_VALUES:
+            raise yaml.MarkedYAMLError(problem="`<<` makes too many keys", problem_mark=node.start_mark)
+
+    def construct_yaml_int(self, node):
+        try:
+            return super().construct_yaml_int(node)
+        except ValueError:  # more digits than Python reads: no number for any field, whose error names it
+            return node.value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+_Loader.yaml_implicit_resolvers = {
+    sign: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+    for sign, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def _parse(text: str, what: str) -> Any:
+    try:
+        value = yaml.load(text, _Loader)
+    except Exception as error:  # PyYAML meets a wrong tag (`!!bool x`) with KeyError, AttributeError, ...
+        mark = getattr(error, "problem_mark", None)
+        place = f"line {mark.line + 1}: " if mark else ""
+        problem = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0]
+        raise ValueError(f"{what} is not valid YAML: {place}{problem}") from error
+    left, level = MOST_VALUES, [value]
+    for _ in range(DEEPEST):
+        level = [item for part in level for item in _inside(part)][: left + 1]
+        left -= len(level)
+        if left < 0 or not level:
+            break
+    if level:
+        raise ValueError(f"{what} holds more than {MOST_VALUES} values, or values more than {DEEPEST} levels deep")
+    return value
+
+
+def _inside(value: Any) -> list:
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, list | tuple | set) else []
+
+
 def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict:
     if not path.is_file():
         wanted = f" (the base of {seen[-1]})" if seen else ""
@@ -175,15 +288,21 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict:
     if path.resolve() in seen:
         raise ValueError(f"{path} inherits from itself through `base:`")
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not valid YAML: {error}") from error
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read the configuration file {path}: {error}") from error
+    values = _parse(text, str(path))
+    if values is None:
+        return {}
     if not isinstance(values, dict):
         raise ValueError(f"{path} must hold `key: value` pairs, not a {type(values).__name__}")
     base = values.pop("base", None)
     if base is None:
         return values
-    return _merge(_read(path.parent / str(base), (*seen, path.resolve())), values)
+    wrong = PATH.problem(base) if isinstance(base, str) else f"must be text, got {show(base)}"
+    if wrong:
+        raise ValueError(f"base in {path} {wrong}")
+    return _merge(_read(path.parent / base, (*seen, path.resolve())), values)
 
 
 def _merge(base: dict, changes: dict) -> dict:
@@ -198,13 +317,11 @@ def _parse_overrides(overrides: typing.Sequence[str]) -> dict:
     values: dict = {}
     for text in overrides:
         key, sign, raw = text.partition("=")
-        if not sign or not key or not all(key.split(".")):
-            raise ValueError(f"override {text!r} is not of the form key=value, e.g. data.root=/data/imagenet")
-        try:
-            value = yaml.safe_load(raw)
-        except yaml.YAMLError as error:
-            raise ValueError(f"the value of override {text!r} is not valid YAML: {error}") from error
-        for part in reversed(key.split(".")):
+        parts = key.split(".")
+        if not sign or not all(parts) or len(parts) > DEEPEST:
+            raise ValueError(f"override {show(text)} is not of the form key=value, e.g. data.root=/data/imagenet")
+        value = _parse(raw, f"the value of override {show(text)}")
+        for part in reversed(parts):
             value = {part: value}
         values = _merge(values, value)
     return values
@@ -212,21 +329,24 @@ def _parse_overrides(overrides: typing.Sequence[str]) -> dict:
 
 def _build(cls: type, values: Any, prefix: str, where: str):
     if not isinstance(values, dict):
-        raise ValueError(f"{prefix.rstrip('.')} in {where} must hold `key: value` pairs, got {values!r}")
+        name = prefix.rstrip(".") or "the whole"
+        raise ValueError(f"{name} in {where} must hold `key: value` pairs, got {show(values)}")
     hints = typing.get_type_hints(cls)
     fields = {item.name: item for item in dataclasses.fields(cls)}
     arguments = {}
     for key, value in values.items():
-        name = f"{prefix}{key}"
         if key not in fields:
-            raise ValueError(f"unknown key {name!r} in {where}; {_nearest(name, list(fields), prefix)}")
+            name = f"{prefix}{key}" if isinstance(key, str) else f"{prefix}{show(key)}"
+            raise ValueError(f"unknown key {show(name)} in {where}; {_nearest(name[:200], list(fields), prefix)}")
+        name = f"{prefix}{key}"
         if dataclasses.is_dataclass(hints[key]):
             arguments[key] = _build(hints[key], value, f"{name}.", where)
-        else:
-            arguments[key] = _convert(value, hints[key], name, where)
-            choices = fields[key].metadata.get("choices")
-            if choices and arguments[key] not in choices:
-                raise ValueError(f"{name} in {where} is {value!r}; valid: {', '.join(choices)}")
+            continue
+        arguments[key] = _convert(value, hints[key], name, where)
+        rule = fields[key].metadata.get("rule")
+        wrong = rule.problem(arguments[key]) if rule and arguments[key] is not None else None
+        if wrong:
+            raise ValueError(f"{name} {wrong}{' (or null)' if types.NoneType in typing.get_args(hints[key]) else ''}")
     return cls(**arguments)
 
 
@@ -254,50 +374,116 @@ def _convert(value: Any, hint: Any, name: str, where: str):
         hint = next(item for item in typing.get_args(hint) if item is not type(None))
     if typing.get_origin(hint) is list:
         if not isinstance(value, list | tuple):
-            raise ValueError(f"{name} in {where} must be a list, got {value!r}")
+            raise ValueError(f"{name} in {where} must be a list, got {show(value)}")
         (item_hint,) = typing.get_args(hint)
         return [_convert(item, item_hint, f"{name}[{index}]", where) for index, item in enumerate(value)]
-    if hint is float and isinstance(value, int | float | str) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
+    if hint is float:
+        number = _float(value)
         if math.isfinite(number):
             return number
     elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
         return value
-    raise ValueError(f"{name} in {where} must be {_type_name(hint)}, got {value!r}")
+    raise ValueError(f"{name} in {where} must be {_type_name(hint)}, got {show(value)}")
+
+
+def _float(value: Any) -> float:
+    written = isinstance(value, str) and WRITTEN_NUMBER.fullmatch(value)
+    if isinstance(value, bool) or not (written or isinstance(value, int | float)):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:  # a whole number beyond the largest float
+        return math.inf
 
 
 def _type_name(hint: type) -> str:
     return {int: "a whole number", float: "a number", bool: "true or false", str: "text", dict: "a mapping"}[hint]
 
 
-def _check_values(config: TrainConfig):
-    positive = {
-        "global_batch": config.global_batch,
-        "batch": config.batch,
-        "eval_every": config.eval_every,
-        "timeout": config.timeout,
-        "optim.lr": config.optim.lr,
-        "optim.lr_batch": config.optim.lr_batch,
-        "schedule.epochs": config.schedule.epochs,
-        "log.every": config.log.every,
-        "data.size": config.data.size,
-        "data.in_chans": config.data.in_chans,
-    }
-    for name, value in positive.items():
-        if value <= 0:
-            raise ValueError(f"{name} must be above 0, got {value}")
-    for name, value in {"max_skips": config.max_skips, "data.workers": config.data.workers}.items():
-        if value < 0:
-            raise ValueError(f"{name} must be 0 or more, got {value}")
-    if config.schedule.warmup_epochs < 0 or config.schedule.warmup_epochs > config.schedule.epochs:
-        raise ValueError(
-            f"schedule.warmup_epochs must be between 0 and schedule.epochs ({config.schedule.epochs}), "
-            f"got {config.schedule.warmup_epochs}"
-        )
-    if config.ema.decay is not None and not 0 < config.ema.decay < 1:
-        raise ValueError(f"ema.decay must be between 0 and 1, or null for no EMA, got {config.ema.decay}")
+def _check_values(config: TrainConfig) -> None:
+    """What several fields say together; each by itself is in its range."""
+    _check_images(config)
+    check_reader_args(config.data)
+    _check_rates(config)
+    optimizer_options(config.optim.name, config.optim.betas, config.optim.eps)
     if config.init and config.resume not in (None, "auto"):
         raise ValueError("init= starts a new run from weights and resume= continues a run: give one of them")
+
+
+def _check_images(config: TrainConfig) -> None:
+    data, augment = config.data, config.augment
+    for name, values in (("mean", data.mean), ("std", data.std)):
+        if len(values) != data.in_chans:
+            raise ValueError(f"data.{name} has {len(values)} values for {data.in_chans} channels (data.in_chans)")
+    for name, (low, high) in (("scale", augment.scale), ("ratio", augment.ratio)):
+        if low > high:
+            raise ValueError(f"augment.{name} must be [low, high] with low <= high, got {[low, high]}")
+    if data.in_memory and augment.auto:
+        raise ValueError(
+            f"augment.auto {augment.auto!r} works on single images, data.in_memory on batches: "
+            "set augment.auto=null or data.in_memory=false"
+        )
+    if augment.shift and not data.in_memory:
+        raise ValueError(f"augment.shift {augment.shift} is for data.in_memory=true alone")
+    if augment.shift >= data.size:
+        raise ValueError(f"augment.shift must be below data.size ({data.size}), got {augment.shift}")
+    if (config.mix.mixup > 0 or config.mix.cutmix > 0) and config.batch % 2:
+        raise ValueError(f"mixup and cutmix pair the images of a batch: batch must be even, got {config.batch}")
+
+
+def check_reader_args(data: DataConfig) -> None:
+    """Raises unless `data.args` are options of the source."""
+    valid = READER_ARGS.get(data.source.partition("/")[0], {}) | LIMITS
+    for key, value in data.args.items():
+        if key not in valid:
+            raise ValueError(f"data.args.{key} is no option of data.source={data.source}; valid: {', '.join(valid)}")
+        if value is None:
+            continue
+        if key in LIMITS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"data.args.{key} must be a whole number above 0, or null, got {show(value)}")
+        if not isinstance(value, valid[key]) or not value:
+            kind = "text" if valid[key] is str else "a text file or a list of names"
+            raise ValueError(f"data.args.{key} must be {kind}, got {show(value)}")
+
+
+def _check_rates(config: TrainConfig) -> None:
+    schedule = config.schedule
+    if schedule.warmup_epochs > schedule.epochs:
+        most = f"schedule.epochs ({schedule.epochs})"
+        raise ValueError(f"schedule.warmup_epochs must be from 0 to {most}, got {schedule.warmup_epochs}")
+    lr, _ = scale_lr(config.optim.lr, config.optim.lr_batch, config.global_batch)
+    rates = {"min_lr": schedule.min_lr} | ({"warmup_lr": schedule.warmup_lr} if schedule.warmup_epochs else {})
+    for name, value in rates.items():
+        if value > lr:
+            raise ValueError(
+                f"schedule.{name} must be at most the learning rate, which is {lr:g} "
+                f"(optim.lr x global_batch / optim.lr_batch), got {value:g}"
+            )
+
+
+def _check_model(config: TrainConfig) -> None:
+    model, data = config.model, config.data
+    check_model(
+        model.name, model.args, model.drop_path, data.in_chans, data.size, model.freeze, model.grad_checkpointing
+    )
+
+
+def _expand_home(config: TrainConfig) -> None:
+    for name, holder in (("root", config.data), ("out", config), ("init", config), ("resume", config)):
+        value = getattr(holder, name)
+        if value and value.startswith("~"):
+            try:
+                setattr(holder, name, str(Path(value).expanduser()))
+            except RuntimeError:
+                key = "data.root" if name == "root" else name
+                raise ValueError(f"{key} {show(value)}: no home folder of that name; write the path in full") from None
+
+
+def _check_out(out: str) -> None:
+    folder = Path(out)
+    try:
+        there = next((path for path in (folder, *folder.parents) if path.exists()), None)
+    except OSError as error:  # a name that is too long, a folder that may not be entered
+        raise ValueError(f"out {show(out)} cannot be made: {error.strerror}") from error
+    if there and not there.is_dir():
+        raise ValueError(f"out {show(out)} cannot be made: {there} is not a folder")

@@ -3,7 +3,7 @@
 from functools import partial
 
 import torch.nn as nn
-from timm.optim import create_optimizer_v2, get_optimizer_info, param_groups_weight_decay
+from timm.optim import create_optimizer_v2, param_groups_weight_decay
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -13,6 +13,7 @@ from wbmm.models import WBMM
 from wbmm.models.layer_groups import layer_scale
 
 from .config import OptimConfig, ScheduleConfig
+from .known import frozen_names, optimizer_options
 
 __all__ = ["build_optimizer", "build_scheduler", "freeze", "set_train_mode"]
 
@@ -23,15 +24,6 @@ def build_optimizer(model: nn.Module, config: OptimConfig, lr: float) -> Optimiz
     Weight decay is left off 1-d parameters and biases. GRN's gamma and beta (4-d) and the tables (2-d) are decayed.
     Layer decay goes by the groups of `wbmm.models.layer_groups` for our models, by timm's for others.
     """
-    try:
-        info = get_optimizer_info(config.name)
-    except ValueError as error:
-        raise ValueError(f"optim.name {config.name!r} is not one of timm's optimisers") from error
-    options = {}
-    if info.has_betas:
-        options["betas"] = tuple(config.betas)
-    if info.has_eps:
-        options["eps"] = config.eps
     ours = config.layer_decay is not None and isinstance(model, WBMM)
     return create_optimizer_v2(
         model,
@@ -40,7 +32,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig, lr: float) -> Optimiz
         weight_decay=config.weight_decay,
         layer_decay=config.layer_decay,
         param_group_fn=partial(_layer_decay_groups, config=config) if ours else None,
-        **options,
+        **optimizer_options(config.name, config.betas, config.eps),
     )
 
 
@@ -76,15 +68,8 @@ def build_scheduler(optimizer: Optimizer, config: ScheduleConfig, steps_per_epoc
 
 def freeze(model: nn.Module, prefixes: list[str]):
     """Stops the training of every parameter whose name starts with one of `prefixes` (whole parts of the name)."""
-    for prefix in prefixes:
-        names = [name for name, _ in model.named_parameters() if _under(name, prefix)]
-        if not names:
-            parts = sorted({name.split(".")[0] for name, _ in model.named_parameters()})
-            raise ValueError(f"model.freeze: no parameter is under {prefix!r}; the model's parts: {', '.join(parts)}")
-        for name in names:
-            model.get_parameter(name).requires_grad_(False)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError("model.freeze leaves no parameter to train")
+    for name in frozen_names(model, prefixes):
+        model.get_parameter(name).requires_grad_(False)
 
 
 def set_train_mode(model: nn.Module, frozen: list[str], bn_eval: bool):

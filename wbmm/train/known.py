@@ -1,0 +1,219 @@
+"""What timm takes: optimisers, augmentation strings and the arguments of models, found out before any work."""
+
+import inspect
+import json
+import re
+import warnings
+from functools import lru_cache
+from importlib.util import find_spec
+
+import timm
+import torch
+import torch.nn as nn
+from timm.data.auto_augment import augment_and_mix_transform, auto_augment_transform, rand_augment_transform
+from timm.optim import get_optimizer_info, list_optimizers
+
+from .fields import Known, Range, show
+
+__all__ = ["MODELS", "OPTIMIZERS", "AutoAugment", "check_model", "create_model", "frozen_names", "optimizer_options"]
+
+# Arguments of timm.create_model that fetch or read something, or that have a place of their own.
+ELSEWHERE = {
+    "num_classes": "data.num_classes=",
+    "in_chans": "data.in_chans=",
+    "drop_path_rate": "model.drop_path=",
+    "checkpoint_path": "init=",
+    "device": "device=",
+    "dtype": "amp=",
+}
+FEATURES = ("features_only", "out_indices", "feature_cfg", "feature_cls")
+NOT_OURS = (*FEATURES, "scriptable", "exportable", "no_jit", "cache_dir")
+NUMBER, WINDOW = Range(-16384, 16384), Range(1, 64)
+MOST_BLOCKS = 1000
+MOST_PARAMETERS = 20e9
+
+# The strings of augment.auto: what the first part may be, and the numbers that may follow it.
+STD = Range(0.0, 1000.0)
+SWITCH = Range(0, 1)
+RAND = {"m": Range(0, 30), "n": Range(1, 20), "p": Range(0.0, 1.0), "mstd": STD, "mmax": Range(1, 30), "inc": SWITCH}
+RAND_SETS = ("tweights", "t3a", "t3aw")
+AUGMIX = {"m": Range(0, 10), "w": Range(1, 10), "d": Range(1, 10), "a": Range(0.01, 100.0), "b": SWITCH, "mstd": STD}
+POLICIES = ("original", "originalr", "v0", "v0r", "3a")
+SECTIONS = {"rand": RAND, "augmix": AUGMIX} | {name: {"mstd": STD} for name in POLICIES}
+BUILDERS = {"rand": rand_augment_transform, "augmix": augment_and_mix_transform}
+EXAMPLES = "rand-m9-mstd0.5-inc1, augmix-m3-w3 or original-mstd0.5"
+
+
+class AutoAugment:
+    """timm's string for RandAugment, AugMix or AutoAugment; timm itself passes over what it does not understand."""
+
+    def problem(self, value: str) -> str | None:
+        kind, *sections = value.split("-")
+        if kind not in SECTIONS:
+            return f"is {show(value)}; valid: strings such as {EXAMPLES}, or null"
+        for section in sections:
+            if found := self._wrong(kind, section):
+                return f"{show(value)}: {found}; an example: {EXAMPLES}"
+        BUILDERS.get(kind, auto_augment_transform)(value)
+        return None
+
+    def _wrong(self, kind: str, section: str) -> str | None:
+        if kind == "rand" and section in RAND_SETS:
+            return None
+        valid = SECTIONS[kind]
+        parts = re.fullmatch(r"([a-z]+)(\d{1,6}(?:\.\d{1,6})?)", section)
+        if not parts or parts[1] not in valid:
+            return f"the part {show(section)} is not one of {', '.join(valid)} with a number"
+        rule = valid[parts[1]]
+        if isinstance(rule.low, int) and "." in parts[2]:
+            return f"{parts[1]} must be a whole number, got {parts[2]}"
+        found = rule.problem(float(parts[2]))
+        return found and f"{parts[1]} {found}"
+
+
+def _is_optimizer(name: str) -> bool:
+    try:
+        return bool(get_optimizer_info(name))
+    except ValueError:
+        return False
+
+
+MODELS = Known("a model that timm knows", timm.list_models, timm.is_model)
+OPTIMIZERS = Known("one of timm's optimisers", list_optimizers, _is_optimizer)
+
+
+def optimizer_options(name: str, betas: list[float], eps: float) -> dict:
+    """The options of this optimiser among those that not all have."""
+    if wrong := OPTIMIZERS.problem(name):
+        raise ValueError(f"optim.name {wrong}")
+    info = get_optimizer_info(name)
+    if info.second_order:
+        raise ValueError(f"optim.name {name!r} needs second derivatives, which training does not compute; e.g. adamw")
+    package = info.opt_class.partition(".")[0] if isinstance(info.opt_class, str) else None
+    if package and find_spec(package) is None:
+        raise ValueError(f"optim.name {name!r} needs the package {package}, which is not installed")
+    if info.has_betas and len(betas) != info.num_betas:
+        raise ValueError(f"optim.betas must be {info.num_betas} numbers for optim.name={name}, got {betas}")
+    # timm lists eps for one optimiser that has none (kronc), hence the look at the class
+    has_eps = info.has_eps and (package is not None or "eps" in inspect.signature(info.opt_class).parameters)
+    return ({"betas": tuple(betas)} if info.has_betas else {}) | ({"eps": eps} if has_eps else {})
+
+
+def create_model(name: str, args: dict, drop_path: float, in_chans: int, num_classes: int) -> nn.Module:
+    """timm's model, or an error of one line that says which argument it is about."""
+    _check_args(args)
+    options = {"num_classes": num_classes, "in_chans": in_chans} | args
+    if drop_path:
+        options["drop_path_rate"] = drop_path
+    try:
+        return timm.create_model(name, **options)
+    except ImportError:  # of the package that an operator needs, which it names
+        raise
+    except Exception as error:  # constructors meet a wrong value with whatever happens to it
+        raise ValueError(_refusal(name, args, error)) from error
+
+
+def _check_args(args: dict) -> None:
+    for key, value in args.items():
+        if key in ELSEWHERE:
+            raise ValueError(f"model.args.{key} has a place of its own: use {ELSEWHERE[key]}")
+        if key in NOT_OURS or key.startswith("pretrained"):
+            raise ValueError(f"model.args.{key} is not a property of the network; weights are given with init=")
+        if value is None:
+            raise ValueError(f"model.args.{key} is null, which timm passes over: leave it out for its default")
+        numbers = [*_numbers(value), *_numbers(value, in_text=True)] if key == "window_size" else _numbers(value)
+        for number in numbers:
+            if wrong := (WINDOW if key == "window_size" else NUMBER).problem(number):
+                raise ValueError(f"model.args.{key} {wrong}")
+        counts = _numbers(value) if key in ("depth", "depths", "layers") else [*_numbers(value, in_text=True)]
+        if sum(counts) > MOST_BLOCKS:
+            raise ValueError(f"model.args.{key} asks for more than {MOST_BLOCKS} blocks, got {show(value)}")
+
+
+def _numbers(value, in_text: bool = False):
+    """The numbers in nested lists and mappings; or, with `in_text`, those that are parts of texts."""
+    if isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(item, in_text)
+    elif in_text and isinstance(value, str):
+        yield from (int(digits[:9]) for digits in re.findall(r"\d+", value))
+    elif not in_text and isinstance(value, int | float):
+        yield value
+
+
+def _refusal(name: str, args: dict, error: Exception) -> str:
+    text = (str(error).splitlines() or [""])[0][:300]
+    unknown = re.search(r"unexpected keyword argument '(\w+)'", text)
+    if unknown and unknown[1] == "drop_path_rate":
+        return f"model.drop_path: {name} has no stochastic depth; set it to 0"
+    if unknown and unknown[1] in args:
+        return f"model.args: {name} takes no {unknown[1]!r}; it takes {', '.join(_arguments(name)) or 'none'}"
+    what = f"model.args {show(args)} do not fit {name}" if args else f"model.name {name!r} cannot be built"
+    return f"{what}: {text if isinstance(error, ValueError) else f'{type(error).__name__}: {text}'}"
+
+
+def _arguments(name: str) -> list[str]:
+    """The names of the arguments of a model's class."""
+    with torch.device("meta"):
+        parameters = inspect.signature(type(timm.create_model(name))).parameters
+    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return [key for key, value in parameters.items() if value.kind not in kinds and key not in ELSEWHERE]
+
+
+def check_model(
+    name: str,
+    args: dict,
+    drop_path: float,
+    in_chans: int,
+    size: int,
+    freeze: list[str],
+    grad_checkpointing: bool,
+) -> None:
+    """Builds the model without memory for its weights, to find out whether it can be built as asked."""
+    _check_args(args)
+    model = _outline(name, json.dumps(args), drop_path > 0, in_chans)
+    if model is None:
+        return
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if parameters > MOST_PARAMETERS:
+        raise ValueError(f"model.args give {name} {parameters:.3g} parameters, above {MOST_PARAMETERS:.3g}")
+    embed = getattr(model, "patch_embed", None)
+    if getattr(embed, "strict_img_size", False) and embed.img_size not in (None, (size, size)):
+        wanted = f"model.name {name!r} takes images of {embed.img_size[0]} pixels"
+        raise ValueError(f"{wanted}, data.size is {size}; set model.args.img_size={size}")
+    frozen_names(model, freeze)
+    if grad_checkpointing:
+        try:
+            model.set_grad_checkpointing()
+        except (AttributeError, AssertionError):
+            raise ValueError(f"model.grad_checkpointing: {name} has none; set it to false") from None
+
+
+@lru_cache(maxsize=16)
+def _outline(name: str, args: str, drop_path: bool, in_chans: int) -> nn.Module | None:
+    """The model on the meta device; None where only a real one, or another machine, can tell."""
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return create_model(name, json.loads(args), 0.1 if drop_path else 0.0, in_chans, num_classes=2)
+    except ImportError:
+        return None
+    except ValueError as error:
+        if "meta" in str(error).replace(name, ""):
+            return None
+        raise
+
+
+def frozen_names(model: nn.Module, prefixes: list[str]) -> set[str]:
+    """The parameters whose name starts with one of `prefixes` (whole parts of the name)."""
+    names = [name for name, _ in model.named_parameters()]
+    frozen: set[str] = set()
+    for prefix in prefixes:
+        found = {name for name in names if f"{name}.".startswith(f"{prefix}.")}
+        if not found:
+            parts = sorted({name.split(".")[0] for name in names})
+            raise ValueError(f"model.freeze: no parameter is under {prefix!r}; the model's parts: {', '.join(parts)}")
+        frozen |= found
+    if frozen and not any(p.requires_grad for name, p in model.named_parameters() if name not in frozen):
+        raise ValueError("model.freeze leaves no parameter to train")
+    return frozen
