@@ -1,6 +1,10 @@
 """Accuracy of every form of a file, and data that does not fit."""
 
+import copy
+import io
+import os
 import shutil
+import tarfile
 
 import pytest
 import torch
@@ -8,7 +12,7 @@ from PIL import Image
 
 from tests.deploy.colours import COLOURS, write_images
 from wbmm.deploy.evaluate import agreement, collect, top
-from wbmm.deploy.images import check_classes, open_labelled
+from wbmm.deploy.images import match_classes, open_labelled
 from wbmm.deploy.runtime import open_runner
 
 FORMS = ("training", "compact", "dense", "onnx", "openvino")
@@ -78,16 +82,16 @@ def test_limit_takes_equally_many_of_each_class(files, images, command, capsys):
 def test_other_classes_are_an_error(tmp_path, card, names, message):
     source = open_labelled(card, write_images(tmp_path / "val", 1, 0, names))
     if message is None:
-        check_classes(card, source)
+        match_classes(card, source)
         return
     with pytest.raises(ValueError, match=message):
-        check_classes(card, source)
+        match_classes(card, source)
 
 
 def test_the_same_classes_in_another_order_are_an_error(card, images):
     source = open_labelled(card, images)
     with pytest.raises(ValueError, match="in another order: number 0 is 'black' in the data and 'red' in the model"):
-        check_classes(card.replace(class_names=list(reversed(COLOURS))), source)
+        match_classes(card.replace(class_names=list(reversed(COLOURS))), source)
 
 
 def test_more_classes_than_the_model_has_are_an_error(files, command, capsys):
@@ -128,6 +132,73 @@ def test_what_is_wrong_is_said_in_one_line(files, images, tmp_path, command, cap
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.timeout(60, func_only=True)  # what makes the model files takes longer
+def test_what_is_no_regular_file_does_not_hang(files, images, tmp_path, command, capsys):
+    shutil.copytree(images / "val", tmp_path / "val")
+    os.mkfifo(tmp_path / "val" / "red" / "pipe.png")
+    assert command("eval", files["compact"], "--data", tmp_path, "--workers", 0) == 0
+    assert "  32  " in capsys.readouterr().out
+
+
+def write_shard(images, path, names) -> None:
+    """The validation images as a shard whose labels are the places in `names`."""
+    with tarfile.open(path / "val-0000.tar", "w") as tar:
+        for number, image in enumerate(sorted((images / "val").glob("*/*.png"))):
+            label = str(names.index(image.parent.name)).encode()
+            for suffix, content in (("png", image.read_bytes()), ("cls", label)):
+                member = tarfile.TarInfo(f"{number:05d}.{suffix}")
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
+
+
+def test_shards_labelled_in_the_usual_order_give_the_folder_s_accuracy(trained, card, images, tmp_path, caplog):
+    """The names of the classes are Red, black, blue, green: timm would put Red last, sorted() puts it first."""
+    names = sorted([*list(COLOURS)[:3], "Red"])
+    renamed = tmp_path / "folders"
+    shutil.copytree(images / "val", renamed / "val")
+    (renamed / "val" / "red").rename(renamed / "val" / "Red")
+    write_shard(renamed, tmp_path, names)
+    (tmp_path / "classes.txt").write_text("\n".join(names))
+    folders, shards = open_labelled(card, renamed), open_labelled(card, tmp_path, "wds")
+    assert folders.class_names == shards.class_names == names == ["Red", "black", "blue", "green"]
+    assert sorted(folders.labels) == sorted(shards.labels)
+    match_classes(card.replace(class_names=names), shards)
+    with pytest.raises(ValueError, match="number 0 is 'Red' in the data and 'black' in the model"):
+        match_classes(card, shards)
+    older = [*list(COLOURS)[:3], "Red"]  # a file from when classes were in timm's order
+    for source in (folders, shards):
+        found = match_classes(card.replace(class_names=older), source)
+        for index in range(len(found)):
+            assert older[found.labels[index]] == names[source.labels[index]]
+    assert "classes in timm's order" in caplog.text
+
+
+def test_data_without_names_are_told(files, images, tmp_path, command, capsys, caplog):
+    write_shard(images, tmp_path, list(COLOURS))
+    assert command("eval", files["compact"], "--source", "wds", "--data", tmp_path, "--workers", 0) == 0
+    assert "the data has no class names" in caplog.text
+    (tmp_path / "classes.txt").write_text("\n".join(reversed(COLOURS)))
+    capsys.readouterr()
+    assert command("eval", files["compact"], "--source", "wds", "--data", tmp_path) == 1
+    error = capsys.readouterr().err
+    assert "in another order: number 0 is 'red' in the data and 'black' in the model" in error
+    assert error.count("\n") == 1
+
+
+def test_files_with_their_classes_in_different_orders_are_not_compared(trained, images, tmp_path, command, capsys):
+    from wbmm.deploy.files import save_model
+
+    shutil.copytree(images / "val", tmp_path / "val")
+    (tmp_path / "val" / "red").rename(tmp_path / "val" / "Red")
+    given = []
+    for place, names in enumerate((["Red", "black", "blue", "green"], ["black", "blue", "green", "Red"])):
+        model = copy.copy(trained)
+        model.card = trained.card.replace(class_names=names)
+        given.append(save_model(model, tmp_path / f"{place}.safetensors"))
+    assert command("eval", *given, "--data", tmp_path, "--workers", 0) == 1
+    assert "1.safetensors has its classes in another order than" in capsys.readouterr().err
 
 
 def test_a_backbone_has_no_accuracy(trained, tmp_path, images, command, capsys):

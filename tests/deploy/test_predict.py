@@ -1,6 +1,7 @@
 """Classes of image files: text, pictures, the CSV file, and what cannot be read."""
 
 import csv
+import os
 import shutil
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from PIL import Image
 
 from tests.deploy.colours import COLOURS, make_image
 from wbmm.deploy.card import ModelCard
+from wbmm.deploy.files import save_model
 from wbmm.deploy.pictures import annotate
 from wbmm.deploy.predict import class_names, predict
 from wbmm.deploy.runtime import open_runner
@@ -108,6 +110,22 @@ def test_bad_images_are_named_and_skipped(files, images, tmp_path, command, caps
     assert len(list(out.glob("*.png"))) == 6
 
 
+@pytest.mark.timeout(60, func_only=True)  # what makes the model files takes longer
+def test_what_is_no_regular_file_does_not_hang(files, images, tmp_path, command, capsys, caplog):
+    folder = tmp_path / "in"
+    shutil.copytree(images / "val" / "red", folder)
+    os.mkfifo(folder / "pipe.png")
+    (folder / "again").symlink_to(folder)
+    (folder / "null.jpg").symlink_to("/dev/null")
+    assert command("predict", files["compact"], folder, "--workers", 0) == 0
+    assert "8 of 8 images" in capsys.readouterr().out
+    assert caplog.text.count("left out, as they are no regular files") == 1
+    for name, kind in (("pipe.png", "a FIFO"), ("null.jpg", "a device")):
+        assert command("predict", files["compact"], folder / "0.png", folder / name) == 1
+        expected = f"{folder / name} is {kind}: give regular files, or folders of them"
+        assert capsys.readouterr().err == f"wbmm predict: {expected}\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -129,6 +147,21 @@ def test_what_is_wrong_is_said_in_one_line(files, images, tmp_path, command, cap
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+def test_names_from_a_file_are_shown_and_not_obeyed(trained, card, images, tmp_path, command, capsys):
+    names = ["\x1b]0;pwned\x07", "a\nb", "\u202egnp.exe", "x" * 5000]
+    save_model(trained, tmp_path / "evil.pth", card.replace(class_names=names))
+    picture = next((images / "val").glob("*/*.png"))
+    assert command("predict", tmp_path / "evil.pth", picture, "--topk", "4", "--out", tmp_path / "out") == 0
+    printed = capsys.readouterr().out
+    assert r"\x1b]0;pwned\x07" in printed
+    assert all(line.isprintable() and len(line) < 400 for line in printed.splitlines())
+    assert "\x1b" not in (tmp_path / "out" / "predictions.csv").read_text()
+    assert command("eval", tmp_path / "evil.pth", "--data", images, "--workers", "0") == 1
+    error = capsys.readouterr().err
+    assert "the classes differ" in error
+    assert error.strip().isprintable()
 
 
 def test_names_of_classes():

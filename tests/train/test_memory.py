@@ -102,7 +102,8 @@ def test_erasing_covers_a_rectangle_of_the_stated_area(mode):
 
 
 def test_erasing_mode_is_checked():
-    cfg = config({"reprob": 1.0, "remode": "blur"})
+    cfg = config({"reprob": 1.0})
+    cfg.augment.remode = "blur"
     with pytest.raises(ValueError, match="remode is 'blur'; valid: pixel, rand, const"):
         batches(cfg, accumulation=2)
 

@@ -14,7 +14,7 @@ from wbmm.text import render_table
 
 from .card import ModelCard
 from .compiled import add_runtime_argument
-from .images import batches, check_classes, no_more_than, open_labelled, progress_bar
+from .images import batches, match_classes, no_more_than, open_labelled, progress_bar
 
 __all__ = ["EXAMPLE", "Outputs", "add_arguments", "add_data_arguments", "agreement", "collect", "main", "run", "top"]
 
@@ -123,15 +123,16 @@ def run(args: argparse.Namespace) -> int:
     runners = [
         classifier(open_compiled(name, args.device, args.model, args.ema, args.runtime), name) for name in args.models
     ]
-    source = open_labelled(runners[0].card, args.data, args.source, args.split)
-    told = set()
+    given = open_labelled(runners[0].card, args.data, args.source, args.split)
+    sources, told = [], set()
     for name, runner in zip(args.models, runners, strict=True):
-        check_classes(runner.card, source)
+        sources.append(no_more_than(match_classes(runner.card, given), args.limit))
+        if sources[-1].class_names != sources[0].class_names:
+            raise ValueError(f"{name} has its classes in another order than {args.models[0]}: evaluate them apart")
         _say(f"{name}: {runner.card.describe()}", told)
         _say(f"transform: {runner.card.describe_transform()}", told)
-    source = no_more_than(source, args.limit)
     rows, reference = [], None
-    for name, runner in zip(args.models, runners, strict=True):
+    for name, runner, source in zip(args.models, runners, sources, strict=True):
         outputs = collect(runner, source, args.batch, args.workers, args.skip_bad, Path(name).name)
         reference = reference or outputs
         rows.append([*_row(name, runner, outputs), *_compared(outputs, reference, runner.card)])

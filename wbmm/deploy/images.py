@@ -1,5 +1,6 @@
-"""Images for a model: labelled sets and files, read as its card says, batch by batch; a bad image is named."""
+"""Images for a model, read as its card says, batch by batch; a bad image is named."""
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,42 +9,30 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from wbmm.train.config import DataConfig
 from wbmm.train.data.check import SYNONYMS
-from wbmm.train.data.sources import ArraySource, BadImage, Source, Subset, first_of_each_class, open_source
+from wbmm.train.data.sources import (
+    ArraySource,
+    BadImage,
+    Source,
+    Subset,
+    first_of_each_class,
+    in_order_of,
+    open_source,
+)
 
 from .card import ModelCard
 
-__all__ = ["Batch", "FileSource", "batches", "check_classes", "no_more_than", "open_labelled", "progress_bar"]
+__all__ = ["Batch", "batches", "match_classes", "no_more_than", "open_labelled", "progress_bar"]
 
 NEEDS_NO_FOLDER = ("digits", "hfds")
 SPLITS = {"train", "val", "test", *(name for names in SYNONYMS.values() for name in names)}
 WORKER_TIMEOUT_S = 300
 
-
-class FileSource(Source):
-    """Image files without labels (all 0)."""
-
-    def __init__(self, paths: list[Path]):
-        self.paths, self.class_names = paths, None
-        self.labels = np.zeros(len(paths), dtype=np.int64)
-
-    def image(self, index: int) -> Image.Image:
-        # PIL raises OSError, SyntaxError, DecompressionBombError, struct.error, ...: one meaning here.
-        try:
-            with Image.open(self.paths[index]) as image:
-                image.load()
-                return image
-        except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise BadImage(f"cannot read image {self.paths[index]}: {reason}") from error
-
-    def name(self, index: int) -> str:
-        return str(self.paths[index])
+_logger = logging.getLogger(__name__)
 
 
 def open_labelled(card: ModelCard, root: str | Path | None, source: str = "folder", split: str = "val") -> Source:
@@ -67,6 +56,8 @@ def open_labelled(card: ModelCard, root: str | Path | None, source: str = "folde
     found = open_source(cfg, train=split == "train")
     if not len(found):
         raise ValueError(f"there are no images in {root or source}, split {split!r}")
+    if card.class_names and not found.class_names:
+        _logger.warning("the data has no class names: its labels are taken for the model's class numbers")
     return found
 
 
@@ -76,28 +67,22 @@ def _holds_splits(root: Path, split: str) -> bool:
     return bool(folders & {split, *SYNONYMS.get(split, ())}) or bool(folders and folders <= SPLITS)
 
 
-def check_classes(card: ModelCard, source: Source) -> None:
-    """Raises if a label of the set does not mean the class of that number of the model."""
-    names, mine = source.class_names, card.class_names
-    count = len(names) if names else int(source.labels.max()) + 1
+def match_classes(card: ModelCard, source: Source) -> Source:
+    """The source with labels that mean the model's classes; raises if they do not."""
+    names, count = source.class_names, source.num_classes
     if int(source.labels.min()) < 0:
         raise ValueError(f"the data has a label below 0, of {source.name(int(np.argmin(source.labels)))}")
+    if int(source.labels.max()) >= count:
+        bad = int(np.argmax(source.labels))
+        raise ValueError(f"the data names {count} classes, but {source.name(bad)} has the label {source.labels[bad]}")
     if count > card.num_classes:
         raise ValueError(f"the data has {count} classes, the model {card.num_classes}: accuracy would be meaningless")
-    if not names:
-        return
-    if count < card.num_classes:
+    if names and count < card.num_classes:
         raise ValueError(
             f"the data has {count} classes, the model {card.num_classes}, and labels go by the order of the names: "
             "accuracy would be meaningless. Give every class its folder"
         )
-    if mine and list(names) != list(mine):
-        place = next(i for i, (a, b) in enumerate(zip(names, mine, strict=True)) if a != b)
-        kind = "in another order" if set(names) == set(mine) else "not the model's"
-        raise ValueError(
-            f"the data's classes are {kind}: number {place} is {names[place]!r} in the data and {mine[place]!r} in the "
-            "model, so accuracy would be meaningless"
-        )
+    return in_order_of(source, card.class_names, "the model")
 
 
 def no_more_than(source: Source, limit: int | None) -> Source:

@@ -1,16 +1,20 @@
 """Real images for checking that two forms of a model agree."""
 
+import stat
 from pathlib import Path
 
 import torch
 from PIL import Image
 from torch import Tensor
 
+from wbmm.train.data.folders import SUFFIXES, list_images
+from wbmm.train.data.sources import FileSource
+
 from .card import ModelCard
 
-__all__ = ["SUFFIXES", "find_images", "photo_batch"]
+__all__ = ["find_images", "photo_batch"]
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 
 
 def find_images(paths: list[Path]) -> list[Path]:
@@ -18,12 +22,15 @@ def find_images(paths: list[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            inside = sorted(file for file in path.rglob("*") if file.suffix.lower() in SUFFIXES)
+            inside = sorted(map(Path, list_images(path)))
             if not inside:
                 raise ValueError(f"no image in the folder {path}: looked for {', '.join(SUFFIXES)}")
             found += inside
         elif path.is_file():
             found.append(path)
+        elif path.exists():
+            kind = KINDS.get(stat.S_IFMT(path.stat().st_mode), "a device")
+            raise ValueError(f"{path} is {kind}: give regular files, or folders of them")
         else:
             raise ValueError(f"{path}: there is no such file or folder")
     return found
@@ -31,9 +38,13 @@ def find_images(paths: list[Path]) -> list[Path]:
 
 def photo_batch(card: ModelCard, folder: Path | None = None, count: int = 8) -> Tensor:
     """`[count, C, H, W]`: images of a folder, or crops of the two photographs that scikit-learn ships."""
-    images = [Image.open(path) for path in find_images([folder])[:count]] if folder else _crops(count)
     transform = card.transform()
-    return torch.stack([transform(image) for image in images])
+    return torch.stack([transform(image) for image in (_from_folder(folder, count) if folder else _crops(count))])
+
+
+def _from_folder(folder: Path, count: int) -> list[Image.Image]:
+    source = FileSource(find_images([folder])[:count])
+    return [source.image(index) for index in range(len(source))]
 
 
 def _crops(count: int) -> list[Image.Image]:

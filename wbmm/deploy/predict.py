@@ -9,11 +9,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from wbmm.text import printable
+from wbmm.train.data.sources import FileSource
+
 from .atomic import atomic_path, check_target
 from .card import ModelCard
 from .compiled import add_runtime_argument
 from .evaluate import classifier
-from .images import Batch, FileSource, batches, progress_bar
+from .images import Batch, batches, progress_bar
 from .photos import find_images
 from .pictures import annotate
 
@@ -53,7 +56,7 @@ class Prediction:
 
 
 def class_names(card: ModelCard) -> list[str]:
-    """A name for each class: the card's; ImageNet's words for its 1000 classes; or numbers."""
+    """A name for each class, fit to print: the card's; ImageNet's words for its 1000 classes; or numbers."""
     names = card.class_names
     if card.num_classes == 1000:
         from timm.data import ImageNetInfo
@@ -61,7 +64,7 @@ def class_names(card: ModelCard) -> list[str]:
         info = ImageNetInfo()
         if not names or list(names) == info.label_names():
             return [text.split(",")[0] for text in info.label_descriptions()]
-    return list(names) if names else [f"class {number}" for number in range(card.num_classes)]
+    return list(map(printable, names)) if names else [f"class {number}" for number in range(card.num_classes)]
 
 
 def predict(runner, paths: list[Path], topk: int = 5, batch: int = 16, workers: int = 0) -> Iterator[Prediction]:

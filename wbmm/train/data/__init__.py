@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 
-from ..config import TrainConfig
+from ..config import TrainConfig, check_config
 from .augment import SampleDataset, eval_transform, train_transform
-from .check import check_config, check_sets
+from .check import check_sets
 from .loader import EvalLoader, TrainLoader, WorkerFetch
 from .memory import MemoryFetch, check_memory, load_images
 from .mix import Mixer
 from .order import Plan
-from .sources import BadImage, Source, open_source
+from .sources import BadImage, Source, in_order_of, open_source
 
 __all__ = ["BadImage", "Data", "EvalLoader", "Mixer", "TrainLoader", "build_data", "build_eval"]
 
@@ -22,16 +22,31 @@ class Data:
     class_names: list[str] | None
 
 
-def build_data(cfg: TrainConfig, rank: int = 0, world: int = 1, accumulation: int = 1) -> Data:
-    """Opens and checks both sets; every error about the data is raised here, before the first step."""
+def build_data(
+    cfg: TrainConfig,
+    rank: int = 0,
+    world: int = 1,
+    accumulation: int = 1,
+    class_names: list[str] | None = None,
+) -> Data:
+    """Opens and checks both sets; every error about the data is raised here, before the first step.
+
+    Args:
+        cfg: the run's.
+        rank, world: of the processes.
+        accumulation: forward passes a step.
+        class_names: of the checkpoint that the run continues; the data's must be the same.
+    """
     check_config(cfg)
-    train, val = open_source(cfg.data, train=True), open_source(cfg.data, train=False)
+    sets = (open_source(cfg.data, train=train) for train in (True, False))
+    train, val = (in_order_of(source, class_names, "the checkpoint") for source in sets)
     num_classes = check_sets(cfg.data, train, val)
     if cfg.data.in_memory:
         check_memory(cfg, train, val)
     size, fetch = _train_fetch(cfg, train)
     plan = Plan(size, cfg.seed, cfg.batch, world, rank, accumulation)
-    return Data(TrainLoader(plan, fetch), _eval_loader(cfg, val, rank, world), num_classes, train.class_names)
+    names = train.class_names or class_names
+    return Data(TrainLoader(plan, fetch), _eval_loader(cfg, val, rank, world), num_classes, names)
 
 
 def build_eval(cfg: TrainConfig, rank: int = 0, world: int = 1) -> EvalLoader:

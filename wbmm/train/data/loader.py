@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
-from ..guard import detach_worker
+from ..guard import detach_worker, starting_workers
 from .augment import SampleDataset
 from .order import Plan
 
@@ -36,7 +36,8 @@ class WorkerFetch:
 
     def __call__(self, epoch: int, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
         self.sampler.keys = ([(epoch, int(index)) for index in batch] for batch in batches)
-        return iter(self.loader)
+        with starting_workers():
+            return iter(self.loader)
 
 
 class _Keys:

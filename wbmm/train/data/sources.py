@@ -1,19 +1,30 @@
-"""Where images come from: folders, tar files and Hugging Face datasets through timm's readers, shards, arrays."""
+"""Where images come from: folders, tar files, shards, Hugging Face datasets, arrays; all read by index."""
 
+import copy
+import io
+import logging
+from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
-from ..config import DataConfig
+from ..config import READER_ARGS, DataConfig, check_reader_args
 from . import check
+from .folders import check_class_names, class_images, natural_order, read_class_names
 from .idx import read_idx_split
-from .shards import ShardReader
+from .shards import PlacedImages, find_class_names, open_shards, open_tars
 
-__all__ = ["ArraySource", "BadImage", "ReaderSource", "Source", "Subset", "open_source"]
+__all__ = ["ArraySource", "BadImage", "FileSource", "Source", "Subset", "in_order_of", "open_source"]
 
 STREAMING = ("hfids", "tfds")
 SOURCES = ("folder", "tar", "wds", "hfds/<name or folder>", "digits", "idx")
+# What PIL may take a file for, whatever its name says; left to itself it tries dozens, some of which run programs.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
+EIGHT_BIT_MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV"}
+
+_logger = logging.getLogger(__name__)
 
 
 class BadImage(ValueError):
@@ -34,34 +45,87 @@ class Source:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def num_classes(self) -> int:
+        """As many as there are names, or up to the largest label."""
+        return len(self.class_names) if self.class_names else int(self.labels.max()) + 1
+
     def image(self, index: int) -> Image.Image:
-        """The decoded image, in whatever mode it is stored. Raises BadImage."""
+        """The decoded image, in whatever 8-bit mode fits it. Raises BadImage."""
+        # PIL and the readers raise OSError, SyntaxError, DecompressionBombError, struct.error, ...: one meaning here.
+        try:
+            with self.open(int(index)) as file:
+                return decode(file)
+        except Exception as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise BadImage(f"cannot read image {self.name(index)}: {reason}") from error
+
+    def open(self, index: int) -> BinaryIO:
+        """The file of an image."""
         raise NotImplementedError
 
     def name(self, index: int) -> str:
         raise NotImplementedError
 
 
-class ReaderSource(Source):
-    """A timm reader: file-like object and label by index."""
+def decode(file: BinaryIO) -> Image.Image:
+    """The picture in a file, with 8 bits a channel."""
+    if not file.read(1):
+        raise OSError("the file is empty")
+    file.seek(0)
+    try:
+        image = Image.open(file, formats=FORMATS)
+    except UnidentifiedImageError:
+        raise OSError(f"its contents are no picture that is read here ({', '.join(FORMATS)})") from None
+    image.load()
+    if image.mode in EIGHT_BIT_MODES:
+        return image
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))  # PIL's conversion would clip at 255
+    raise ValueError(f"pixels of PIL's mode {image.mode} have no fixed range: save it with 8 or 16 bits a channel")
 
-    def __init__(self, reader, labels, class_names: list[str] | None = None):
-        self.reader = reader
+
+class FileSource(Source):
+    """Image files; without labels all are 0."""
+
+    def __init__(self, paths: Sequence[str | Path], labels=None, class_names: list[str] | None = None):
+        self.paths, self.class_names = paths, class_names
+        self.labels = np.zeros(len(paths), dtype=np.int64) if labels is None else np.asarray(labels, dtype=np.int64)
+
+    def open(self, index: int) -> BinaryIO:
+        return open(self.paths[index], "rb")
+
+    def name(self, index: int) -> str:
+        return str(self.paths[index])
+
+
+class TarSource(Source):
+    """Images inside tar files, at places that are known."""
+
+    def __init__(self, places: PlacedImages, class_names: list[str] | None):
+        self.places, self.labels, self.class_names = places, places.labels, class_names
+
+    def open(self, index: int) -> BinaryIO:
+        return io.BytesIO(self.places.read(index))
+
+    def name(self, index: int) -> str:
+        return self.places.name(index)
+
+
+class HuggingFaceSource(Source):
+    """A dataset of the package datasets, whose images are kept encoded."""
+
+    def __init__(self, dataset, image_key: str, labels, class_names: list[str] | None):
+        self.dataset, self.image_key = dataset, image_key
         self.labels = np.asarray(labels, dtype=np.int64)
         self.class_names = class_names
 
-    def image(self, index: int) -> Image.Image:
-        # PIL and the readers raise OSError, SyntaxError, struct.error, tarfile.ReadError, ...: one meaning here.
-        try:
-            with self.reader[int(index)][0] as file:
-                image = Image.open(file)
-                image.load()
-                return image
-        except Exception as error:
-            raise BadImage(f"cannot read image {self.name(index)}: {error}") from error
+    def open(self, index: int) -> BinaryIO:
+        image = self.dataset[index][self.image_key]
+        return io.BytesIO(image["bytes"]) if image["bytes"] else open(image["path"], "rb")
 
     def name(self, index: int) -> str:
-        return str(self.reader.filename(int(index), absolute=True))
+        return self.dataset[int(index)][self.image_key]["path"] or f"number {index} of {self.dataset.split}"
 
 
 class ArraySource(Source):
@@ -87,11 +151,43 @@ class Subset(Source):
         self.source, self.indices = source, indices
         self.labels, self.class_names = source.labels[indices], source.class_names
 
+    @property
+    def num_classes(self) -> int:
+        return self.source.num_classes
+
     def image(self, index: int) -> Image.Image:
         return self.source.image(self.indices[index])
 
     def name(self, index: int) -> str:
         return self.source.name(self.indices[index])
+
+
+def in_order_of(source: Source, names: list[str] | None, whose: str) -> Source:
+    """The source, once its classes are known to be those of a model, in that order; a difference is an error.
+
+    Older models have the classes of a folder in timm's order, without regard to case and with numbers by their value.
+    The labels are then numbered as the model's.
+
+    Args:
+        source: images with or without names of classes.
+        names: the model's, if it has any.
+        whose: the model, for the message.
+    """
+    mine = source.class_names
+    if not names or not mine:
+        return source
+    names = [str(name) for name in names]
+    if mine == names:
+        return source
+    keys = [natural_order(name) for name in names]
+    if sorted(mine) != sorted(names) or mine != sorted(mine) or keys != sorted(keys):
+        raise ValueError(check.difference(mine, names, "the data", whose))
+    _logger.warning("%s has its classes in timm's order, as older versions numbered them; so do the labels now", whose)
+    place = {name: number for number, name in enumerate(names)}
+    other = copy.copy(source)
+    other.labels = np.array([place[name] for name in mine], dtype=np.int64)[source.labels]
+    other.class_names = list(names)
+    return other
 
 
 def open_source(cfg: DataConfig, train: bool) -> Source:
@@ -121,57 +217,74 @@ def _open(cfg: DataConfig, split: str, train: bool, args: dict) -> Source:
             f"data.source {cfg.source!r} is a stream, which cannot be read by index: order, resume and evaluation "
             f"would not be exact. Use one of: {', '.join(SOURCES)}"
         )
+    if kind not in READER_ARGS or (name and kind != "hfds"):
+        raise ValueError(f"data.source is {cfg.source!r}; valid: {', '.join(SOURCES)}")
+    check_reader_args(cfg)
     if kind == "hfds":
-        return _hugging_face(name, cfg.root, split, args)
-    openers = {"folder": _folder, "tar": _tar, "wds": _shards}
-    if cfg.source in openers:
-        return openers[cfg.source](check.root_folder(cfg), split, args)
-    if args:
-        raise ValueError(f"data.source {cfg.source!r} takes no data.args but train_limit and val_limit, got {args}")
-    if cfg.source == "digits":
+        return _hugging_face(name, cfg.root, split, **args)
+    if kind == "digits":
         return _digits(train)
-    if cfg.source == "idx":
-        images, labels, where = read_idx_split(check.root_folder(cfg), split)
-        return ArraySource(images, labels, where)
-    raise ValueError(f"data.source is {cfg.source!r}; valid: {', '.join(SOURCES)}")
+    openers = {"folder": _folder, "tar": _tar, "wds": _shards, "idx": _idx}
+    return openers[kind](check.root_folder(cfg), split, **args)
 
 
-def _folder(root: Path, split: str, args: dict) -> Source:
-    from timm.data import create_dataset
+def _class_order(root: Path, class_map: str | list | None) -> list[str] | None:
+    """The classes of `data.args.class_map`, in order: a list, or a file with one on each line."""
+    if class_map is None:
+        return None
+    if isinstance(class_map, list):
+        check_class_names(class_map, Path("data.args.class_map"))
+        return class_map
+    if not isinstance(class_map, str):
+        raise ValueError(f"data.args.class_map should be a text file or a list of names, got {class_map!r}")
+    given = Path(class_map)
+    return read_class_names(given if given.exists() else root / given)
 
-    folder = check.split_folder(root, split)
-    check.class_folders(folder)
-    reader = create_dataset("", root=str(folder), search_split=False, **args).reader
-    return ReaderSource(reader, [label for _, label in reader.samples], _names(reader.class_to_idx))
+
+def _folder(root: Path, split: str, class_map: str | list | None = None) -> Source:
+    return FileSource(*class_images(check.split_folder(root, split), _class_order(root, class_map)))
 
 
-def _tar(root: Path, split: str, args: dict) -> Source:
-    from timm.data.readers.reader_image_in_tar import ReaderImageInTar
-
+def _tar(root: Path, split: str, class_map: str | list | None = None) -> Source:
     single = root / f"{split}.tar"
-    path = single if single.is_file() else check.split_folder(root, split)
-    if path.is_dir() and not any(path.glob("*.tar")):
-        raise ValueError(f"no tar file in {path}: data.source=tar reads {single} or {path}/*.tar")
-    reader = ReaderImageInTar(str(path), **args)
-    return ReaderSource(reader, reader.targets, _names(reader.class_name_to_idx))
+    if single.is_file():
+        files = [single]
+    else:
+        folder = check.split_folder(root, split)
+        files = sorted(file for file in folder.glob("*.tar") if file.is_file())
+        if not files:
+            raise ValueError(f"no tar file in {folder}: data.source=tar reads {single} or {folder}/*.tar")
+    return TarSource(*open_tars(files, _class_order(root, class_map)))
 
 
-def _shards(root: Path, split: str, args: dict) -> Source:
-    reader = ShardReader(root, split, **args)
-    return ReaderSource(reader, reader.labels)
+def _shards(root: Path, split: str, **options) -> Source:
+    return TarSource(*open_shards(root, split, **options))
 
 
-def _hugging_face(name: str, root: str | None, split: str, args: dict) -> Source:
+def _idx(root: Path, split: str) -> Source:
+    images, labels, where = read_idx_split(root, split)
+    return ArraySource(images, labels, where, find_class_names(root))
+
+
+def _hugging_face(
+    name: str, root: str | None, split: str, input_key: str = "image", target_key: str = "label"
+) -> Source:
     if not name:
         raise ValueError("data.source 'hfds' needs the dataset's name or folder: hfds/<name>")
     try:
-        from timm.data.readers.reader_hfds import ReaderHfds
+        import datasets
     except ImportError as error:
         raise ImportError("Hugging Face datasets need the package datasets: pip install datasets") from error
-    # timm's create_dataset lower-cases the name, which breaks folders
-    reader = ReaderHfds(name=name, root=root, split=split, **args)
-    labels = np.asarray(reader.dataset[reader.label_key], dtype=np.int64)
-    return ReaderSource(reader, labels, _names(reader.class_to_idx) or None)
+    found = datasets.load_dataset(name, split=split, cache_dir=root)
+    for option, key in (("input_key", input_key), ("target_key", target_key)):
+        if key not in found.column_names:
+            has = ", ".join(found.column_names)
+            raise ValueError(f"{name} has no column {key!r}, it has {has}: set data.args.{option}")
+    found = found.cast_column(input_key, datasets.Image(decode=False))
+    labels = np.asarray(found[target_key][:])
+    if labels.dtype.kind not in "iu" or labels.ndim != 1:
+        raise ValueError(f"column {target_key!r} of {name} holds no class numbers: {found.features[target_key]}")
+    return HuggingFaceSource(found, input_key, labels, getattr(found.features[target_key], "names", None))
 
 
 def _digits(train: bool) -> Source:
@@ -187,7 +300,3 @@ def _digits(train: bool) -> Source:
     held_out[by_class[::5]] = True
     chosen = np.flatnonzero(held_out != train)
     return ArraySource(images[chosen], data.target[chosen], "digits", [str(i) for i in range(10)])
-
-
-def _names(class_to_idx: dict) -> list[str]:
-    return [name for name, _ in sorted(class_to_idx.items(), key=lambda item: item[1])]
