@@ -2,12 +2,13 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,7 @@ class Process:
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a process group of its own, which a test may signal
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a suite in the background ignores it
             )
 
     def text(self) -> str:
@@ -174,6 +176,22 @@ def free_port():
             return probe.getsockname()[1]
 
     return find
+
+
+@pytest.fixture
+def small_disk():
+    """A context in which no file grows above a size, as on a full disk."""
+
+    @contextmanager
+    def limit(size: int):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limit
 
 
 def read_metrics(out: Path, kind: str = "train") -> list[dict]:

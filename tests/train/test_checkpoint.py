@@ -1,3 +1,5 @@
+import errno
+import io
 import os
 import platform
 import subprocess
@@ -153,22 +155,61 @@ def test_a_death_at_any_moment_of_writing_leaves_a_whole_checkpoint(tmp_path, mo
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path, payload(3))
     monkeypatch.undo()
+    assert not list(tmp_path.glob("*.tmp"))
     assert number_in(latest(tmp_path)) in (2, 3)
     write(tmp_path, payload(4))
     assert number_in(latest(tmp_path)) == 4
 
 
-def test_a_failed_write_leaves_the_last_one(tmp_path, monkeypatch):
-    write(tmp_path, payload(1))
+@pytest.fixture
+def two(tmp_path):
+    """A folder with the checkpoints 1 and 2, which must stay as they are."""
+    for number in (1, 2):
+        write(tmp_path, payload(number))
+    yield tmp_path
+    assert {path.name: number_in(path) for path in tmp_path.iterdir()} == {"last.pt": 2, "last-1.pt": 1}
 
-    def full(value, file):
-        file.write(b"part")
-        raise OSError("No space left on device")
 
-    monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(OSError, match="No space left"):
-        write(tmp_path, payload(2))
-    assert number_in(latest(tmp_path)) == 1
+def test_a_full_disk_is_one_line_and_leaves_the_last_ones(two, small_disk):
+    big = payload(3) | {"more": [torch.zeros(100_000) for _ in range(5)]}
+    text = r"^cannot write .*last\.pt: File too large \([\d,]+ MB free on that disk\)\. .* intact: .* resume=auto$"
+    with small_disk(1_000_000), pytest.raises(ValueError, match=text) as caught:
+        write(two, big)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("nth", [1, 3, 20])
+def test_an_error_inside_torch_save_is_not_hidden_by_it(two, monkeypatch, error, nth):
+    class Full(io.FileIO):
+        writes = 0
+
+        def write(self, data):
+            self.writes += 1
+            if self.writes >= nth:
+                raise error
+            return super().write(data)
+
+    monkeypatch.setattr(checkpoint, "open", Full, raising=False)
+    expected = pytest.raises(KeyboardInterrupt)
+    if isinstance(error, OSError):
+        expected = pytest.raises(ValueError, match="No space left on device")
+    with expected:
+        write(two, payload(3) | {"more": [torch.zeros(100) for _ in range(20)]})
+
+
+def test_what_a_killed_run_left_half_written_goes_at_the_next_start(make_config):
+    config = make_config(schedule={"epochs": 1})
+    out = config.parent / "out"
+    out.mkdir()
+    stale = [out / name for name in ("last.pt.tmp", "best.pt.tmp", ".summary.md.tmp")]
+    other = out / "notes.tmp"
+    for path in [*stale, other]:
+        path.write_text("half")
+    with pytest.raises(ValueError, match=r"gone\.pt"):
+        fit(load_config(config, ["init=gone.pt"]))
+    assert not any(path.exists() for path in stale)
+    assert other.exists(), "not ours"
 
 
 def test_a_file_system_without_links(tmp_path, monkeypatch):

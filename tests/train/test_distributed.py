@@ -7,7 +7,9 @@ from datetime import timedelta
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
+from wbmm.train import guard
 from wbmm.train.build import build_model
 from wbmm.train.config import config_from_dict, load_config
 from wbmm.train.data import loader
@@ -70,16 +72,39 @@ def test_a_stuck_rank_ends_the_run_with_the_reason(make_config, start, wait_for_
     assert "rank 0: another process is gone or stuck" in first.text()
 
 
-def test_a_signal_to_the_launcher_saves_on_all_ranks_and_stops(make_config, start, wait_for_step):
+@pytest.mark.parametrize("name", [pytest.param("SIGTERM", marks=pytest.mark.heavy), "SIGINT"])
+def test_a_signal_to_the_launcher_saves_on_all_ranks_and_stops(name, make_config, start, wait_for_step):
     data = {"in_memory": False, "workers": 1}  # the launcher signals the data workers as well
     config = make_config(schedule={"epochs": 1000}, save={"every_steps": 0}, data=data)
     agent = start(config, torchrun=["--standalone", "--nproc_per_node=2"])
     wait_for_step(agent, out_of(config), 3)
-    agent.popen.send_signal(signal.SIGTERM)
+    agent.popen.send_signal(signal.Signals[name])
     agent.wait()
     assert (out_of(config) / "interrupted.json").exists(), agent.text()
+    assert f"{name}: saved at step" in agent.text()
+    assert agent.text().count("Ctrl-C: saving after this step") == (name == "SIGINT"), "of the first process alone"
     state = torch.load(out_of(config) / "last.pt", weights_only=True)
     assert state["position"]["step"] >= 3
+
+
+@pytest.mark.heavy
+def test_a_second_ctrl_c_to_the_launcher_stops_at_once(make_config, start, wait_for_step):
+    """The launcher passes it on as SIGTERM. The ranks are held, so that they cannot save in between."""
+    config = make_config(schedule={"epochs": 1000}, save={"every_steps": 0})
+    agent = start(config, torchrun=["--standalone", "--nproc_per_node=2"])
+    wait_for_step(agent, out_of(config), 3)
+    ranks = agent.children()
+    for rank in ranks:
+        os.kill(rank, signal.SIGSTOP)
+    agent.popen.send_signal(signal.SIGINT)
+    time.sleep(2)
+    os.kill(ranks[0], signal.SIGCONT)
+    time.sleep(2)
+    agent.popen.send_signal(signal.SIGINT)
+    time.sleep(2)
+    os.kill(ranks[1], signal.SIGCONT)
+    assert agent.wait() != 0
+    assert not (out_of(config) / "interrupted.json").exists()
 
 
 class Sleeper:
@@ -104,6 +129,23 @@ def test_a_data_worker_that_hangs_is_no_lost_process_and_can_be_ended(monkeypatc
     worker.terminate()
     worker.join(30)
     assert worker.exitcode == 0
+
+
+class Pictures(Sleeper):
+    def image(self, index):
+        return Image.new("RGB", (8, 8))
+
+
+def test_signals_at_the_start_of_a_data_worker_do_not_end_it(monkeypatch):
+    def signalled(worker):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+            os.kill(os.getpid(), number)
+        guard.detach_worker(worker)
+
+    monkeypatch.setattr(loader, "detach_worker", signalled)
+    dataset = SampleDataset(Pictures(), lambda image: torch.zeros(3), 3, 0, skip_bad=False)
+    images, _ = next(loader.WorkerFetch(dataset, workers=1)(0, [np.arange(2)]))
+    assert len(images) == 2
 
 
 def test_a_process_that_does_not_come_is_a_lost_one(free_port):

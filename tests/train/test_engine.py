@@ -1,5 +1,6 @@
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.nn as nn
 import yaml
 
 from wbmm import WBMM2d
+from wbmm.train import engine
 from wbmm.train import run as run_module
 from wbmm.train.config import load_config
 from wbmm.train.run import fit, main
@@ -180,6 +182,24 @@ def test_clipping_bounds_the_update(make_config):
     assert moved["clipped"] < 1e-5 < moved["free"]
 
 
+@pytest.mark.parametrize(("minutes", "steps"), [(5, [3, 6, 8, 11, 14, 16]), (0, [8, 16])])
+def test_checkpoints_are_written_by_time_as_well(make_config, monkeypatch, minutes, steps):
+    """Steps take 100 s here. The end of an epoch, at which it is saved anyway, starts the time anew."""
+    config = make_config(schedule={"epochs": 2}, save={"every_steps": 0, "every_minutes": minutes})
+    now, saved, original = 0.0, [], engine.forward
+
+    def forward(*args):
+        nonlocal now
+        now += 100
+        return original(*args)
+
+    monkeypatch.setattr(engine, "forward", forward)
+    monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(engine.checkpoint, "write", lambda out, state, *_: saved.append(state["position"]["step"]))
+    fit(load_config(config, ["batch=16"]))
+    assert saved == steps
+
+
 def test_it_learns_and_leaves_its_files(make_config):
     config = make_config(
         schedule={"epochs": 6}, mix={"mixup": 0.0, "cutmix": 0.0}, save={"every_epochs": 4}, ema={"decay": None}
@@ -198,17 +218,17 @@ def test_it_learns_and_leaves_its_files(make_config):
 @pytest.mark.parametrize(
     ("overrides", "text"),
     [
-        (["batch=3"], "not a multiple of 3"),
+        (["batch=6"], "not a multiple of 6"),
         (["global_batch=256"], "fewer than one global batch of 256"),
         (["model.name=wbmm_tt"], "'wbmm_tt' is not a model that timm knows; near it: wbmm_t"),
         (["data.root=/nowhere"], "/nowhere"),
         (["model.freeze=[nothing]"], "no parameter is under 'nothing'"),
-        (["device=tpu"], "device 'tpu'"),
+        (["device=tpu"], "device is 'tpu'"),
         (["modle.name=x"], "did you mean 'model'"),
     ],
 )
 def test_mistakes_end_the_command_before_the_first_step(make_config, overrides, text, capsys):
     config = make_config()
-    assert main([str(config), *overrides]) == 2
+    assert main([str(config), *overrides]) == 1
     assert text in capsys.readouterr().err
     assert not (out_of(config) / "metrics.jsonl").exists()

@@ -4,6 +4,7 @@ import io
 import json
 import struct
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -69,6 +70,22 @@ def test_plain_lines_hold_every_figure(tmp_path, capsys):
     assert lines[0] == ("epoch 0.40/4  step 4  loss 0.5000  lr 1.00e-03  123 images/s  wait 2.0%  456 MB  ETA 1:02:05")
     assert lines[1] == "epoch 0.4  step 4  eval  top1 54.00  loss 1.0000"
     assert lines[2] == "saved"
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("tensorboard", [False, True])
+def test_a_full_disk_is_one_line_and_keeps_what_was_logged(tmp_path, capsys, small_disk, tensorboard):
+    if tensorboard:
+        pytest.importorskip("tensorboard")
+    logger = RunLogger(config(tensorboard=tensorboard), tmp_path)
+    with small_disk(20_000):
+        with pytest.raises(ValueError, match=rf"^cannot write {tmp_path}/\S+: File too large \(.*resume=auto$"):
+            log_steps(logger, range(1, 1000))
+        with suppress(ValueError):
+            logger.close("failed")
+    assert "Traceback" not in capsys.readouterr().err
+    assert len(read_metrics(tmp_path)) > 10
+    assert json.loads((tmp_path / "status.json").read_text())["status"] == "failed"
 
 
 class _Terminal(io.StringIO):

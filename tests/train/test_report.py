@@ -8,6 +8,7 @@ from PIL import Image
 
 from wbmm.train import log as log_module
 from wbmm.train.config import config_from_dict, to_yaml
+from wbmm.train.guard import write_marker
 from wbmm.train.log import RunLogger
 from wbmm.train.report import read_run, write_summary
 from wbmm.train.runs import add_arguments, find_runs, run
@@ -54,6 +55,14 @@ def test_summary_of_a_run_that_stopped_before_its_first_evaluation(tmp_path):
     text = write_summary(folder).read_text()
     assert "| status | failed |" in text
     assert "top-1" not in text
+
+
+def test_summary_of_a_run_that_a_signal_stopped(tmp_path):
+    folder = make_run(tmp_path / "stopped", top1=(50.0,), status="stopped")
+    assert "| status | stopped |" in write_summary(folder).read_text()
+    write_marker(folder, signal="SIGINT", step=7, total_steps=15)
+    assert "| status | stopped at step 7 of 15 |" in write_summary(folder).read_text()
+    assert (folder / "curves.png").is_file()
 
 
 def test_a_loss_that_is_not_finite_does_not_break_the_picture(tmp_path):
@@ -146,8 +155,8 @@ def test_runs_shows_what_differs_and_sorts(tmp_path, capsys):
     assert capsys.readouterr().out.startswith("| run | status |")
 
 
-def test_runs_without_runs_says_so(tmp_path, capsys):
-    assert command(tmp_path) == 2
-    assert "no run below" in capsys.readouterr().err
+def test_runs_without_runs_says_so(tmp_path):
+    with pytest.raises(ValueError, match="no run below"):
+        command(tmp_path)
     with pytest.raises(ValueError, match="is not a folder"):
         find_runs(tmp_path / "nowhere")

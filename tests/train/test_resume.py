@@ -1,6 +1,8 @@
 import os
 import random
+import shutil
 import signal
+import sys
 
 import pytest
 import torch
@@ -65,6 +67,38 @@ def test_a_killed_rank_ends_the_run_and_leaves_no_trace(make_config, start, wait
     assert_each_step_once(metrics, killed, whole)
 
 
+KILL_AT_STEP_6 = """
+import os, signal, sys
+from wbmm.train import engine, run
+
+original = engine.forward
+
+def forward(run, *batch):
+    if run.position.step == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(run, *batch)
+
+engine.forward = forward
+sys.exit(run.main(sys.argv[1:]))
+"""
+
+
+def test_a_kill_in_the_first_epoch_leaves_a_checkpoint_of_some_minutes_ago(
+    make_config, start_command, assert_same_state, metrics
+):
+    changes = {"save": {"every_steps": 0, "every_minutes": 1e-6}}
+    whole, killed = make_config(**changes), make_config(**changes)
+    finish(whole, ["save.every_minutes=0"])
+    process = start_command([sys.executable, "-c", KILL_AT_STEP_6, str(killed)], killed.parent)
+    assert process.wait() == -signal.SIGKILL
+    state = torch.load(out_of(killed) / "last.pt", weights_only=True)
+    assert state["position"]["step"] == 6
+    assert state["position"]["steps_per_epoch"] == 8
+    finish(killed, ["resume=auto"])
+    assert_same_state(out_of(whole) / "last.pt", out_of(killed) / "last.pt")
+    assert_each_step_once(metrics, killed, whole)
+
+
 @pytest.fixture(scope="module")
 def short_run(make_config):
     """A finished run of one epoch."""
@@ -97,7 +131,7 @@ def test_a_finished_run_resumed_does_nothing(make_config, short_run, capsys):
 
 
 def test_a_run_is_not_written_over(short_run, capsys):
-    assert main([str(short_run)]) == 2
+    assert main([str(short_run)]) == 1
     assert "already holds a run: continue it with resume=auto" in capsys.readouterr().err
 
 
@@ -105,19 +139,117 @@ def test_a_run_is_not_written_over(short_run, capsys):
     ("overrides", "text"),
     [
         (["model.name=test_vit", "model.args={img_size: 32}"], "another model: test_resnet with 5 classes"),
-        (
-            ["data.num_classes=7"],
-            "another model: test_resnet with 5 classes; this run is of test_resnet with 7 classes",
-        ),
+        (["data.num_classes=7"], "data.num_classes is 7, but the training set has labels up to 4, so 5 classes"),
         (["global_batch=32"], "counts 8 steps an epoch, this run 4"),
         (["ema.decay=null"], "was saved with an EMA"),
     ],
 )
 def test_a_checkpoint_of_another_run_is_an_error_before_the_first_step(make_config, short_run, overrides, text, capsys):
     config = make_config()
-    assert main([str(config), f"resume={out_of(short_run) / 'last.pt'}", *overrides]) == 2
+    assert main([str(config), f"resume={out_of(short_run) / 'last.pt'}", *overrides]) == 1
     assert text in capsys.readouterr().err
     assert not (out_of(config) / "metrics.jsonl").exists()
+
+
+def test_a_checkpoint_with_other_classes_is_an_error(make_config, idx_root, tmp_path, capsys):
+    named = shutil.copytree(idx_root, tmp_path / "named")
+    (named / "classes.txt").write_text("ant\nbee\ncat\ndog\nelk\n")
+    config = make_config(schedule={"epochs": 1}, data={"root": str(named)})
+    finish(config)
+    assert torch.load(out_of(config) / "last.pt", weights_only=True)["class_names"][3] == "dog"
+    (named / "classes.txt").write_text("ant\nbee\ndog\ncat\nelk\n")
+    assert main([str(config), "resume=auto"]) == 1
+    expected = "in another order: number 2 is 'dog' in the data and 'cat' in the checkpoint"
+    assert expected in capsys.readouterr().err
+    (named / "classes.txt").unlink()  # without names there is nothing to compare, and the run keeps its own
+    finish(config, ["resume=auto", "schedule.epochs=2"])
+    assert torch.load(out_of(config) / "last.pt", weights_only=True)["class_names"][3] == "dog"
+
+
+def change(path, value=None):
+    """A change of a checkpoint: sets the entry at a dotted path, or drops it."""
+
+    def apply(state):
+        *parents, last = (int(key) if key.isdigit() else key for key in path.split("."))
+        for key in parents:
+            state = state[key]
+        if value is None:
+            del state[last]
+        else:
+            state[last] = value
+
+    return pytest.param(apply, id=f"{path}={str(value)[:20]}")
+
+
+@pytest.mark.parametrize(
+    "apply",
+    [
+        *(change(part) for part in ("ema", "scheduler", "scaler", "num_classes")),
+        *(change(part, 3.5) for part in ("model", "ema", "optimizer", "scheduler", "scaler", "position", "config")),
+        change("model", {1: torch.zeros(1)}),
+        change("model", {"fc.weight": torch.zeros(5, 1, dtype=torch.int64)}),
+        change("ema", {}),
+        change("num_classes", "five"),
+        change("seconds", "long"),
+        change("config.modle", {}),
+        change("config.schedule", 1),
+        change("config.optim.lr", "fast"),
+        change("position.step"),
+        change("position.steps", 3),
+        change("position.step", "3"),
+        change("position.step", -1),
+        change("position.best", "high"),
+        change("position.metrics", {"top1": "high"}),
+        change("optimizer.state"),
+        change("optimizer.param_groups", []),
+        change("optimizer.param_groups.0.params", []),
+        change("optimizer.param_groups.0.momentum", 0.9),
+        change("optimizer.state.0", {"momentum_buffer": torch.zeros(1)}),
+        change("optimizer.state.0.exp_avg", torch.zeros(2, 3)),
+        change("optimizer.state.0.exp_avg_sq", torch.zeros(7, 1, 1, 1, 1, 1)),
+        change("optimizer.state.0.exp_avg", "text"),
+        change("scheduler.base_values", [1.0]),
+        change("scheduler.step_update", 1.0),
+        change("scheduler.t_initial", "long"),
+    ],
+)
+def test_an_odd_part_is_one_line_before_the_first_step(make_config, short_run, capsys, apply, request):
+    config = make_config(schedule={"epochs": 1})
+    state = torch.load(out_of(short_run) / "last.pt", weights_only=True)
+    apply(state)
+    odd = config.parent / "odd.pt"
+    torch.save(state, odd)
+    assert main([str(config), f"resume={odd}"]) == 1
+    said = capsys.readouterr().err
+    name = request.node.callspec.id.split("=")[0].split(".")[0]
+    assert said.count("\n") == 1
+    assert said.startswith(f"train: {odd}")
+    assert f"part {name!r}" in said
+    assert {path.name for path in out_of(config).iterdir()} == {".lock"}
+
+
+def test_an_odd_scaler_is_one_line(make_config, capsys):
+    config, odd = make_config(schedule={"epochs": 1}), make_config(schedule={"epochs": 1})
+    finish(config, ["amp=fp16", "batch=16"])
+    capsys.readouterr()
+    state = torch.load(out_of(config) / "last.pt", weights_only=True)
+    for scaler, text in (({}, "empty"), ({"scale": "big"}, "'scale' should be a number"), ({"scale": 2.0}, "KeyError")):
+        torch.save(state | {"scaler": scaler}, odd.parent / "odd.pt")
+        assert main([str(odd), "amp=fp16", "batch=16", f"resume={odd.parent / 'odd.pt'}"]) == 1
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert "odd.pt: its part 'scaler' does not fit this run: " in said
+        assert text in said
+
+
+def test_a_checkpoint_from_before_a_setting_existed_is_of_the_same_run(make_config, capsys):
+    config = make_config(schedule={"epochs": 1})
+    finish(config)
+    state = torch.load(out_of(config) / "last.pt", weights_only=True)
+    del state["config"]["save"]["every_minutes"]
+    torch.save(state, out_of(config) / "last.pt")
+    finish(config, ["resume=auto"])
+    assert "changed since" not in capsys.readouterr().err
 
 
 def test_what_changed_since_the_checkpoint_is_said(make_config, short_run, capsys):
@@ -132,17 +264,27 @@ def test_resume_auto_in_a_new_folder_starts(make_config):
     assert finish(make_config(schedule={"epochs": 1}), ["resume=auto"]).step == 8
 
 
-def test_fine_tuning_starts_at_step_0_from_the_weights_with_a_new_classifier(make_config, short_run, capsys):
+@pytest.fixture
+def nine_classes(idx_root, tmp_path):
+    """The same images, with names for four more classes."""
+    shutil.copytree(idx_root, tmp_path / "nine")
+    (tmp_path / "nine" / "classes.txt").write_text("\n".join("abcdefghi"))
+    return tmp_path / "nine"
+
+
+def test_fine_tuning_starts_at_step_0_from_the_weights_with_a_new_classifier(
+    make_config, short_run, nine_classes, capsys
+):
     config = make_config(schedule={"epochs": 1}, optim={"lr": 1e-12}, ema={"decay": None}, model={"bn_eval": True})
     source = out_of(short_run) / "last.pt"
-    finish(
-        config, [f"init={source}", "data.num_classes=9", "schedule.warmup_lr=0", "schedule.min_lr=0", "data.size=48"]
-    )
+    changes = [f"init={source}", f"data.root={nine_classes}"]
+    finish(config, [*changes, "schedule.warmup_lr=0", "schedule.min_lr=0", "data.size=48"])
     assert "the classifier is new (fc.weight, fc.bias)" in capsys.readouterr().err
     before = torch.load(source, weights_only=True)["ema"]
     after = torch.load(out_of(config) / "last.pt", weights_only=True)
     assert after["position"]["step"] == 8
     assert after["model"]["fc.weight"].shape[0] == 9
+    assert after["class_names"] == list("abcdefghi")
     for key in before.keys() - {"fc.weight", "fc.bias"}:
         torch.testing.assert_close(after["model"][key], before[key], rtol=0, atol=1e-9)
 
@@ -156,9 +298,9 @@ def test_fine_tuning_with_the_same_classes_keeps_the_classifier(make_config, sho
 
 def test_weights_of_another_model_do_not_start_a_run(make_config, short_run, capsys):
     config = make_config(model={"name": "test_vit", "args": {"img_size": 32}})
-    assert main([str(config), f"init={out_of(short_run) / 'last.pt'}"]) == 2
+    assert main([str(config), f"init={out_of(short_run) / 'last.pt'}"]) == 1
     assert "does not fit the model" in capsys.readouterr().err
-    assert main([str(config), "init=gone.pt"]) == 2
+    assert main([str(config), "init=gone.pt"]) == 1
     assert "gone.pt: there is no such file" in capsys.readouterr().err
 
 
@@ -192,7 +334,7 @@ def test_another_run_is_not_written_over_by_a_resumed_one(make_config, short_run
     other = make_config(schedule={"epochs": 1})
     finish(other)
     before = (out_of(other) / "last.pt").read_bytes()
-    assert main([str(other), f"resume={out_of(short_run) / 'last.pt'}"]) == 2
+    assert main([str(other), f"resume={out_of(short_run) / 'last.pt'}"]) == 1
     assert "already holds another run" in capsys.readouterr().err
     assert (out_of(other) / "last.pt").read_bytes() == before
 

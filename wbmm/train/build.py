@@ -1,11 +1,9 @@
 """From a configuration to a model, a run, and a run that continues another."""
 
-import difflib
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-import timm
 import torch
 import torch.nn as nn
 from timm.layers import convert_sync_batchnorm
@@ -15,8 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 from . import checkpoint
 from .config import TrainConfig, config_from_dict, to_dict
 from .dist import World, broadcast_object
-from .engine import Position, Run
+from .engine import Run
+from .known import create_model
 from .optim import freeze
+from .parts import check_like, check_optimizer, check_parts, check_weights, part, read_position
 
 __all__ = ["build_ema", "build_model", "check_same_run", "find_resume", "restore", "set_reproducible", "wrap"]
 
@@ -31,14 +31,8 @@ def set_reproducible(config: TrainConfig):
 
 def build_model(config: TrainConfig, num_classes: int, world: World) -> nn.Module:
     """The model by its timm name, on its device, with what is frozen frozen."""
-    options = {"num_classes": num_classes, "in_chans": config.data.in_chans} | config.model.args
-    if config.model.drop_path:
-        options["drop_path_rate"] = config.model.drop_path
-    if not timm.is_model(config.model.name):
-        near = difflib.get_close_matches(config.model.name, timm.list_models(), n=3)
-        hint = f"; near it: {', '.join(near)}" if near else ""
-        raise ValueError(f"model.name {config.model.name!r} is not a model that timm knows{hint}")
-    model = timm.create_model(config.model.name, **options)
+    options = config.model
+    model = create_model(options.name, options.args, options.drop_path, config.data.in_chans, num_classes)
     if config.model.grad_checkpointing:
         model.set_grad_checkpointing()
     freeze(model, config.model.freeze)
@@ -97,8 +91,10 @@ def find_resume(config: TrainConfig, world: World, say: Callable[[str], None]) -
 
 
 def check_same_run(saved: dict, config: TrainConfig, num_classes: int, path: Path):
-    """Raises unless the checkpoint is of this model; before anything is built from it."""
-    before = config_from_dict(saved["config"], where=str(path))
+    """Raises unless the checkpoint is whole and of this model; before anything is built from it."""
+    check_parts(saved, path)
+    with part("config", path):
+        before = config_from_dict(saved["config"], where="it")
     here = (config.model.name, config.model.args, num_classes)
     there = (before.model.name, before.model.args, saved["num_classes"])
     if here != there:
@@ -114,8 +110,8 @@ def _describe(name: str, args: dict, num_classes: int) -> str:
 
 def restore(run: Run, saved: dict, path: Path) -> list[str]:
     """Puts a checkpoint's state into a run; returns what to tell the user."""
-    position = dict(saved["position"])
-    steps_per_epoch = position.pop("steps_per_epoch")
+    with part("position", path):
+        position, steps_per_epoch = read_position(saved["position"])
     if steps_per_epoch != run.data.train.steps_per_epoch:
         raise ValueError(
             f"{path} counts {steps_per_epoch} steps an epoch, this run {run.data.train.steps_per_epoch}: "
@@ -125,24 +121,31 @@ def restore(run: Run, saved: dict, path: Path) -> list[str]:
         raise ValueError(
             f"{path} was saved {'without' if saved['ema'] is None else 'with'} an EMA; set ema.decay alike"
         )
+    for name, module in (("model", run.model), ("ema", run.ema.module if run.ema else None)):
+        if module is not None:
+            with part(name, path):
+                check_weights(saved[name], module.state_dict())
+                module.load_state_dict(saved[name])
     asked = [{key: value for key, value in group.items() if key != "params"} for group in run.optimizer.param_groups]
-    try:
-        run.model.load_state_dict(saved["model"])
-        if run.ema is not None:
-            run.ema.module.load_state_dict(saved["ema"])
+    with part("optimizer", path):
+        check_optimizer(saved["optimizer"], run.optimizer)
         run.optimizer.load_state_dict(saved["optimizer"])
+    for group, options in zip(run.optimizer.param_groups, asked, strict=True):
+        group.update(options)  # weight decay, betas and so on are the configuration's, not the checkpoint's
+    with part("scaler", path):
+        if run.scaler.is_enabled():
+            check_like(saved["scaler"], run.scaler.state_dict())
         run.scaler.load_state_dict(saved["scaler"])
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"{path} does not fit this run's model and optimiser: {error}") from error
-    run.position = Position(**position)
+    run.position = position
     texts = [f"resumed from {path} at step {run.position.step} of {run.total_steps}"]
-    changed = _changes(saved["config"], to_dict(run.config))
+    before = to_dict(config_from_dict(saved["config"]))  # with the defaults of what the file is too old to have
+    changed = _changes(before, to_dict(run.config))
     if changed:
         texts.append(f"changed since that checkpoint: {'; '.join(changed)}")
-        for group, options in zip(run.optimizer.param_groups, asked, strict=True):
-            group.update(options)  # the checkpoint's weight decay, betas and so on came back with its state
     else:
-        run.scheduler.load_state_dict(saved["scheduler"])
+        with part("scheduler", path):
+            check_like(saved["scheduler"], run.scheduler.state_dict())
+            run.scheduler.load_state_dict(saved["scheduler"])
     return texts
 
 

@@ -2,18 +2,22 @@
 
 import os
 import platform
+import shutil
 import subprocess
-import zipfile
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 
 import timm
 import torch
 
-from wbmm.checkpoint import safe_load
+from wbmm.io.reader import safe_load
+from wbmm.models.state import CheckpointError
 from wbmm.version import __version__
 
-__all__ = ["CorruptCheckpoint", "environment", "latest", "read", "write"]
+from .metrics import writing
+
+__all__ = ["CorruptCheckpoint", "clear_stale", "environment", "latest", "read", "write"]
 
 LAST, PREVIOUS, BEST, DAMAGED = "last.pt", "last-1.pt", "best.pt", "last.damaged.pt"
 
@@ -26,7 +30,7 @@ def write(folder: Path, payload: dict, best: bool = False, keep_epoch: int | Non
     """Writes `payload` as the run's last checkpoint; the one before stays as `last-1.pt`.
 
     At every moment of this function a kill leaves a whole `last.pt` or `last-1.pt`: the new file is complete on disk
-    before it takes its name.
+    before it takes its name. A full disk is an error, and leaves what was there before.
 
     Args:
         folder: The run's folder.
@@ -34,10 +38,25 @@ def write(folder: Path, payload: dict, best: bool = False, keep_epoch: int | Non
         best: Also name it `best.pt`.
         keep_epoch: Also keep it as `epoch-<number>.pt`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    last = folder / LAST
+    with writing(last):
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            _write(folder, payload, best, keep_epoch)
+        finally:
+            clear_stale(folder)
+    return last
+
+
+def _write(folder: Path, payload: dict, best: bool, keep_epoch: int | None):
     last, fresh = folder / LAST, folder / f"{LAST}.tmp"
     with open(fresh, "wb") as file:
-        torch.save(payload, file)
+        try:
+            torch.save(payload, file)
+        except RuntimeError as error:  # torch's writer raises it over the error of a full disk, or over Ctrl-C
+            if isinstance(error.__context__, OSError | KeyboardInterrupt):
+                raise error.__context__ from None
+            raise
         file.flush()
         os.fsync(file.fileno())
     if last.exists():
@@ -48,7 +67,12 @@ def write(folder: Path, payload: dict, best: bool = False, keep_epoch: int | Non
     if keep_epoch is not None:
         _link(last, folder / f"epoch-{keep_epoch:04d}.pt")
     _sync_folder(folder)
-    return last
+
+
+def clear_stale(folder: Path):
+    """Removes what a run that was killed while it wrote a file has left, in a folder that this process has locked."""
+    for path in chain(folder.glob("*.pt.tmp"), folder.glob(".*.tmp")):
+        path.unlink(missing_ok=True)
 
 
 def _link(source: Path, target: Path):
@@ -58,7 +82,7 @@ def _link(source: Path, target: Path):
     try:
         os.link(source, fresh)
     except OSError:  # a file system without hard links
-        fresh.write_bytes(source.read_bytes())
+        shutil.copyfile(source, fresh)
     os.replace(fresh, target)
 
 
@@ -71,19 +95,14 @@ def _sync_folder(folder: Path):
 
 
 def read(path: Path) -> dict:
-    """Reads a checkpoint after verifying the checksum of every record in it."""
+    """Reads a checkpoint of a run; the reader verifies the checksum of every record in it."""
     if not path.is_file():
         raise ValueError(f"no checkpoint file {path}")
     try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
-        if damaged is not None:
-            raise CorruptCheckpoint(f"{path} is damaged: the checksum of its record {damaged!r} does not match")
         payload = safe_load(path)
-    except CorruptCheckpoint:
-        raise
-    except Exception as error:
-        raise CorruptCheckpoint(f"{path} is damaged: {error}") from error
+    except CheckpointError as error:
+        reason = str(error).removeprefix(f"{path}: ").removeprefix("damaged: ")
+        raise CorruptCheckpoint(f"{path} is damaged: {reason}") from error
     if not isinstance(payload, dict) or not {"model", "optimizer", "position", "config"} <= payload.keys():
         raise ValueError(f"{path} holds weights but not a run's state; start from it with init={path}")
     return payload

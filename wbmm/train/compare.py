@@ -14,6 +14,7 @@ import timm
 
 import wbmm  # noqa: F401  (registers the models)
 from wbmm.bench.machine import machine_facts, measured_line
+from wbmm.handler import run_command
 from wbmm.text import render_table
 
 from .config import TrainConfig, load_config, to_dict
@@ -24,7 +25,7 @@ from .run import fit
 
 __all__ = ["Entry", "add_arguments", "compare", "main", "results_page", "run"]
 
-MAY_DIFFER = {"out", "resume", "timeout", "device"}
+MAY_DIFFER = {"out", "resume", "timeout", "device", "save"}
 HEAD = ("model", "parameters, M", "top-1 of each seed, %", "mean", "spread (highest - lowest)", "standard deviation")
 SPEED = ("training images/s, median of seeds", "relative speed", "time a run")
 
@@ -56,10 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tools/compare.py", description=__doc__)
     add_arguments(parser)
-    try:
-        return run(parser.parse_args(argv))
-    except ValueError as error:
-        parser.error(str(error))
+    return run_command("compare", lambda: run(parser.parse_args(argv)))
 
 
 def run(args: argparse.Namespace) -> int:

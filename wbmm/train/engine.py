@@ -1,6 +1,7 @@
 """The training loop, in the order in which things happen."""
 
 import math
+import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -20,8 +21,9 @@ from .data import Data, Mixer
 from .data.order import hash64
 from .dist import World, all_sum, gather_objects
 from .evaluate import evaluate
-from .guard import BufferSnapshot, StopSignal, nonfinite_gradients, nonfinite_layers, write_marker
+from .guard import MARKER, BufferSnapshot, StopSignal, nonfinite_gradients, nonfinite_layers, write_marker
 from .log import RunLogger
+from .metrics import writing
 from .optim import set_train_mode
 
 __all__ = ["Position", "Run", "train"]
@@ -61,6 +63,7 @@ class Run:
     logger: RunLogger | None = None
     position: Position = field(default_factory=Position)
     criterion: nn.Module = field(default_factory=SoftTargetCrossEntropy)
+    saved_at: float = 0.0  # when the last checkpoint was written, or training began
 
     @property
     def out(self) -> Path:
@@ -81,6 +84,14 @@ class Run:
 
 def train(run: Run) -> str:
     """Trains from the run's position to the end, or to a signal; returns `finished` or `stopped`."""
+    run.stop.saves, run.saved_at = True, time.monotonic()
+    try:
+        return train_epochs(run)
+    finally:
+        run.stop.saves = False
+
+
+def train_epochs(run: Run) -> str:
     per_epoch = run.data.train.steps_per_epoch
     if not run.position.evaluated and not finish_epoch(run, run.position.step // per_epoch):
         return interrupt(run)
@@ -108,7 +119,7 @@ def train_epoch(run: Run, epoch: int) -> bool:
             report(run, loss, clock)
         if stop:
             return True
-        if config.save.every_steps and position.step % config.save.every_steps == 0 and position.evaluated:
+        if position.evaluated and save_is_due(run):
             save_unless_skipping(run)
     return False
 
@@ -277,13 +288,21 @@ def interrupt(run: Run) -> str:
     """Saves where the run is and leaves the marker."""
     save(run)
     names = gather_objects(run.stop.name, run.world)
-    name = next((name for name in names if name), None)
+    name = run.stop.name = next((name for name in names if name), None)
     if run.world.main:
-        write_marker(run.out, signal=name, step=run.position.step, total_steps=run.total_steps)
+        with writing(run.out / MARKER):
+            write_marker(run.out, signal=name, step=run.position.step, total_steps=run.total_steps)
     run.logger.message(
         f"{name}: saved at step {run.position.step} of {run.total_steps} and stopped; continue with resume=auto"
     )
     return STOPPED
+
+
+def save_is_due(run: Run) -> bool:
+    """By steps or by time. Only the first process writes, so that each may ask its own clock."""
+    every = run.config.save
+    by_steps = every.every_steps and run.position.step % every.every_steps == 0
+    return by_steps or (every.every_minutes > 0 and time.monotonic() - run.saved_at >= 60 * every.every_minutes)
 
 
 def save_unless_skipping(run: Run):
@@ -295,6 +314,7 @@ def save_unless_skipping(run: Run):
 def save(run: Run, best: bool = False, keep_epoch: int | None = None):
     if run.world.main:
         checkpoint.write(run.out, state(run), best, keep_epoch)
+    run.saved_at = time.monotonic()
 
 
 def state(run: Run) -> dict:

@@ -4,11 +4,15 @@ import json
 import os
 import signal
 import threading
+import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
 import torch.nn as nn
 from torch import Tensor
+
+from .metrics import write_text
 
 __all__ = [
     "BufferSnapshot",
@@ -17,22 +21,41 @@ __all__ = [
     "detach_worker",
     "nonfinite_gradients",
     "nonfinite_layers",
+    "read_marker",
+    "starting_workers",
     "write_marker",
 ]
 
 MARKER = "interrupted.json"
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+ONE_PRESS_S = 0.5  # a launcher may pass on the Ctrl-C that the terminal has sent to all processes already
+NOTHING_TO_SAVE = "Ctrl-C: stopped; there was nothing to save"
 
 
 class StopSignal:
-    """Remembers SIGTERM and SIGUSR1, so that the run can save at the next step boundary; restores the handlers."""
+    """Remembers Ctrl-C, SIGTERM and SIGUSR1, so that the run can save at the next step boundary.
 
-    def __init__(self):
+    Ctrl-C raises KeyboardInterrupt when there is nothing to save yet, and when it is pressed a second time.
+
+    Args:
+        say: Whether to answer Ctrl-C with a line.
+
+    Attributes:
+        name: The signal that came.
+        saves: Whether the run is at work, so that it saves and stops; set by the run.
+    """
+
+    def __init__(self, say: bool = True):
         self.name: str | None = None
+        self.saves = False
+        self._say, self._pressed = say, 0.0
         self._previous: dict = {}
 
     def __enter__(self) -> "StopSignal":
-        for number in (signal.SIGTERM, signal.SIGUSR1):
-            self._previous[number] = signal.signal(number, self._remember)
+        for number in SIGNALS:
+            # A shell starts jobs in the background with SIGINT ignored: Ctrl-C is not meant for them.
+            if number != signal.SIGINT or signal.getsignal(number) != signal.SIG_IGN:
+                self._previous[number] = signal.signal(number, self._remember)
         return self
 
     def __exit__(self, *_):
@@ -40,7 +63,38 @@ class StopSignal:
             signal.signal(number, handler)
 
     def _remember(self, number, _frame):
+        # The second Ctrl-C comes as SIGTERM from torchrun.
+        again = self.name == "SIGINT" and (number == signal.SIGINT or "TORCHELASTIC_RUN_ID" in os.environ)
+        if again and self.saves:
+            if time.monotonic() - self._pressed < ONE_PRESS_S:
+                return
+            raise KeyboardInterrupt(
+                "Ctrl-C again: stopped at once, without saving; resume=auto continues from the last checkpoint"
+            )
+        if number == signal.SIGINT:
+            if not self.saves:
+                raise KeyboardInterrupt(NOTHING_TO_SAVE)
+            self._pressed = time.monotonic()
+            self._answer("Ctrl-C: saving after this step; press it again to stop now")
         self.name = signal.Signals(number).name
+
+    def _answer(self, text: str):
+        """Not with `print`, which may be at work where the signal came. A bar or `^C` may stand in the line."""
+        if self._say:
+            with suppress(OSError):
+                os.write(2, f"{chr(10) if os.isatty(2) else ''}{text}\n".encode())
+
+
+@contextmanager
+def starting_workers():
+    """Around the start of data workers, which inherit that they get no signal before `detach_worker` has run.
+
+    Ctrl-C in a terminal goes to all of its processes; workers never need it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def detach_worker(_worker: int = 0):
@@ -48,9 +102,11 @@ def detach_worker(_worker: int = 0):
     worker that dies of it takes the run down before it has saved."""
     os.setpgid(0, 0)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    if hasattr(signal, "sigwaitinfo"):  # macOS has none: there a SIGTERM to every single process ends the workers
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         threading.Thread(target=_obey_parent, daemon=True).start()
+    else:  # macOS has none: there a SIGTERM to every single process ends the workers
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def _obey_parent():
@@ -63,9 +119,15 @@ def _obey_parent():
 
 def write_marker(folder: Path, **facts):
     """Leaves the file that says this run stopped on a signal and can be resumed; launchers look for it."""
-    fresh = folder / f"{MARKER}.tmp"
-    fresh.write_text(json.dumps(facts) + "\n", encoding="utf-8")
-    os.replace(fresh, folder / MARKER)
+    write_text(folder / MARKER, json.dumps(facts) + "\n")
+
+
+def read_marker(folder: Path) -> dict:
+    """What `write_marker` left; empty if nothing did, or nothing that can be read."""
+    with suppress(OSError, ValueError):
+        facts = json.loads((folder / MARKER).read_text(encoding="utf-8"))
+        return facts if isinstance(facts, dict) else {}
+    return {}
 
 
 def clear_marker(folder: Path):

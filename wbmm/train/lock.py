@@ -13,8 +13,12 @@ def lock_folder(folder: Path, main: bool = True):
     if not main:
         yield
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / ".lock", "w")  # noqa: SIM115 (closed below; its errors are not those of the run)
+    except OSError as error:
+        raise ValueError(f"out={folder} cannot be written: {error.strerror or error}; choose another folder") from error
+    with lock as file:
         try:
             # lockf, not flock: data workers must not inherit it, they outlive a killed run by some seconds
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

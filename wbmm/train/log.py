@@ -2,11 +2,12 @@
 
 import json
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from .config import TrainConfig
 from .console import make_console
-from .metrics import MetricsFile, working_seconds, write_text
+from .metrics import FILE, MetricsFile, working_seconds, write_text, writing
 from .trackers import TensorBoard, WeightsAndBiases
 
 __all__ = ["STATUS_FILE", "RunLogger"]
@@ -16,6 +17,9 @@ STATUS_FILE = "status.json"
 
 class RunLogger:
     """Where the numbers of a run go. On other ranks than the first it does nothing.
+
+    A file that cannot be written ends the run with a ValueError. A console that cannot does not: `| tee` dies of the
+    Ctrl-C at which the run is to save.
 
     Args:
         cfg: `log` and `schedule.epochs` are read; the whole is shown in TensorBoard and wandb.
@@ -36,13 +40,14 @@ class RunLogger:
         self.main, self.out, self.last_step = main, Path(out), resumed_step or 0
         if not main:
             return
-        self.out.mkdir(parents=True, exist_ok=True)
         self.trackers = []
         if cfg.log.tensorboard:
             self.trackers.append(TensorBoard(cfg, self.out, resumed_step))
         if cfg.log.wandb:
             self.trackers.append(WeightsAndBiases(cfg, self.out, resumed_step))
-        self.metrics = MetricsFile(self.out, resumed_step)
+        with writing(self.out / FILE):
+            self.out.mkdir(parents=True, exist_ok=True)
+            self.metrics = MetricsFile(self.out, resumed_step)
         before = working_seconds(self.metrics.kept) if resumed_seconds is None else resumed_seconds
         self._began = time.monotonic() - before
         self.console = make_console(cfg.schedule.epochs)
@@ -76,37 +81,44 @@ class RunLogger:
             "eta_s": eta_s,
         }
         record = self._record("train", step, epoch, values)
-        self.console.train(record)
+        with suppress(OSError):
+            self.console.train(record)
 
     def eval(self, step: int, epoch: float, metrics: dict[str, float]) -> None:
         """The figures of an evaluation, e.g. top1 and top5 in percent."""
         if not self.main:
             return
         record = self._record("eval", step, epoch, metrics)
-        self.console.eval(record, list(metrics))
+        with suppress(OSError):
+            self.console.eval(record, list(metrics))
 
     def message(self, text: str) -> None:
         if self.main:
-            self.console.message(text)
+            with suppress(OSError):
+                self.console.message(text)
 
     def close(self, status: str) -> None:
         """Ends the logging. `status`: finished, stopped (by a signal) or failed."""
         if not self.main:
             return
-        self.console.close()
-        self.metrics.close()
-        self._write_status(status)
-        for tracker in self.trackers:
-            tracker.close(status)
+        with suppress(OSError):
+            self.console.close()
+        with writing(self.out / FILE), ExitStack() as stack:  # each of them, whatever becomes of the others
+            for tracker in self.trackers:
+                stack.callback(tracker.close, status)
+            stack.callback(self._write_status, status)
+            stack.callback(self.metrics.close)
 
     def _record(self, kind: str, step: int, epoch: float, values: dict[str, float]) -> dict:
         values = {name: float(value) for name, value in values.items()}
         record = {"kind": kind, "step": int(step), "epoch": round(float(epoch), 6), **values}
-        self.metrics.write({**record, "seconds": round(self.seconds, 3), "time": round(time.time(), 3)})
+        with writing(self.out / FILE):
+            self.metrics.write({**record, "seconds": round(self.seconds, 3), "time": round(time.time(), 3)})
         for tracker in self.trackers:
             tracker.log(record["step"], {f"{kind}/{name}": value for name, value in values.items()})
         self.last_step = record["step"]
         return record
 
     def _write_status(self, status: str) -> None:
-        write_text(self.out / STATUS_FILE, json.dumps({"status": status, "step": self.last_step}) + "\n")
+        with writing(self.out / STATUS_FILE):
+            write_text(self.out / STATUS_FILE, json.dumps({"status": status, "step": self.last_step}) + "\n")

@@ -2,10 +2,13 @@
 
 import json
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 
-__all__ = ["FILE", "MetricsFile", "read_metrics", "working_seconds", "write_text"]
+__all__ = ["FILE", "MetricsFile", "read_metrics", "replacing", "working_seconds", "write_text", "writing"]
 
 FILE = "metrics.jsonl"
 BREAK_S = 600  # without `seconds`: two records further apart than this are not one stretch of training
@@ -36,14 +39,38 @@ def working_seconds(records: list[dict]) -> float:
     return sum(gap for gap in gaps if gap < BREAK_S)
 
 
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A name to write to; the file takes the place of `path` at once when the block ends well, and vanishes if not."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
 def write_text(path: Path, text: str) -> None:
     """Replaces a file at once: a crash leaves the old one or the new one."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("w", encoding="utf-8") as file:
+    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    temporary.replace(path)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns a full disk, and any other error in writing a run's file, into one line that says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        room = ""
+        with suppress(OSError):
+            room = f" ({shutil.disk_usage(path.parent).free / 2**20:,.0f} MB free on that disk)"
+        raise ValueError(
+            f"cannot write {path}: {error.strerror or error}{room}. What was saved before is intact: "
+            "make room, then continue with resume=auto"
+        ) from error
 
 
 class MetricsFile:

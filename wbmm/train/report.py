@@ -8,8 +8,9 @@ from statistics import median
 import yaml
 
 from .console import duration
+from .guard import read_marker
 from .log import STATUS_FILE
-from .metrics import read_metrics, working_seconds, write_text
+from .metrics import read_metrics, replacing, working_seconds, write_text
 
 __all__ = ["RunFacts", "draw_curves", "read_run", "write_summary"]
 
@@ -22,6 +23,7 @@ class RunFacts:
         train, eval: The records of metrics.jsonl.
         status: running, finished, stopped or failed. A killed run stays at running.
         seconds: Working time up to the last record.
+        interrupted: What the marker of a run that a signal stopped says: signal, step, total_steps.
     """
 
     def __init__(self, run_dir: str | Path):
@@ -34,6 +36,7 @@ class RunFacts:
         self.status = json.loads(status_file.read_text())["status"] if status_file.is_file() else "unknown"
         self.step = max((record["step"] for record in records), default=0)
         self.seconds = working_seconds(records)
+        self.interrupted = read_marker(self.folder)
 
     def get(self, key: str, default="?"):
         """A configuration value by its dotted name."""
@@ -95,7 +98,9 @@ def write_summary(run_dir: str | Path) -> Path:
 
 def _summary_rows(run: RunFacts):
     size, channels = run.get("data.size"), run.get("data.in_chans")
-    yield "status", run.status
+    stopped = run.status == "stopped" and {"step", "total_steps"} <= run.interrupted.keys()
+    where = f" at step {run.interrupted['step']} of {run.interrupted['total_steps']}" if stopped else ""
+    yield "status", run.status + where
     yield "model", run.get("model.name")
     yield "data", f"{run.get('data.source')}, {size} px, {channels} channel{'' if channels == 1 else 's'}"
     yield "global batch, seed", f"{run.get('global_batch')}, {run.get('seed')}"
@@ -144,7 +149,8 @@ def draw_curves(run: RunFacts, path: Path) -> None:
         _plot(accuracy, run.eval, name, _label(name, "top1"), marker="o")
     _plot(rate, run.train, "lr", "learning rate")
     _titles(run, loss, accuracy, rate)
-    figure.savefig(path)
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png")
 
 
 def _plot(axis, records: list[dict], name: str, label: str, **style) -> None:

@@ -1,15 +1,15 @@
 """A training run from its configuration to its summary: `wbmm train CONFIG [key=value ...]`."""
 
 import argparse
-import os
-import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 import wbmm  # noqa: F401  (registers the models)
+from wbmm.handler import INTERRUPTED, run_command
 
 from . import checkpoint
 from .batch import plan_batch, scale_lr
@@ -17,12 +17,12 @@ from .build import build_ema, build_model, check_same_run, find_resume, restore,
 from .config import TrainConfig, load_config, to_yaml
 from .data import Mixer, build_data
 from .dist import World, broadcast_object, is_peer_failure, setup
-from .engine import Run, train
-from .guard import StopSignal, clear_marker
+from .engine import STOPPED, Run, train
+from .guard import NOTHING_TO_SAVE, StopSignal, clear_marker
 from .init import init_weights
 from .lock import lock_folder
 from .log import RunLogger
-from .metrics import write_text
+from .metrics import write_text, writing
 from .optim import build_optimizer, build_scheduler
 from .report import write_summary
 
@@ -41,6 +41,7 @@ class Result:
         step: Optimiser steps done.
         metrics: Figures of the last evaluation, e.g. top1 in per cent.
         best: The best top1 (of the EMA where there is one).
+        signal: The signal that stopped it, e.g. SIGINT for Ctrl-C.
     """
 
     status: str
@@ -48,6 +49,7 @@ class Result:
     step: int
     metrics: dict[str, float]
     best: float | None
+    signal: str | None = None
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,28 +60,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="train", description=__doc__)
     add_arguments(parser)
-    return run(parser.parse_args(argv))
+    return run_command("train", lambda: run(parser.parse_args(argv)))
 
 
 def run(args: argparse.Namespace) -> int:
     try:
-        fit(load_config(args.config, args.overrides))
-    except (ValueError, FloatingPointError) as error:
-        many = int(os.environ.get("WORLD_SIZE", 1)) > 1
-        print(f"[rank {os.environ['RANK']}] error: {error}" if many else f"error: {error}", file=sys.stderr, flush=True)
-        return 2
-    return 0
+        result = fit(load_config(args.config, args.overrides))
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(str(error) or NOTHING_TO_SAVE) from None
+    return INTERRUPTED if result.signal == "SIGINT" else 0
 
 
 def fit(config: TrainConfig) -> Result:
-    """Trains as configured, in this process and its peers if torchrun started any."""
+    """Trains as configured, in this process and its peers if torchrun started any.
+
+    Ctrl-C saves and stops as SIGTERM does. A second one raises KeyboardInterrupt, and so does one outside of training.
+    """
     world = setup(config.device, config.timeout)
-    with StopSignal() as stop:
+    with StopSignal(say=world.main) as stop:
         try:
             result = _fit(config, world, stop)
         except RuntimeError as error:
             if world.size > 1 and is_peer_failure(error):
-                raise RuntimeError(f"rank {world.rank}: another process is gone or stuck ({error})") from error
+                raise ConnectionError(f"rank {world.rank}: another process is gone or stuck ({error})") from error
             raise
     # Not in a `finally`: after an error the peers may be gone, and leaving the group would wait for them.
     world.close()
@@ -90,16 +93,21 @@ def _fit(config: TrainConfig, world: World, stop: StopSignal) -> Result:
     with lock_folder(Path(config.out), world.main):
         if world.main:
             clear_marker(Path(config.out))  # of the sitting before: if this one cannot start, it is not interrupted
+            checkpoint.clear_stale(Path(config.out))
         run = build(config, world, stop)
-        status = "failed"
         try:
             status = train(run)
-        finally:
-            run.logger.close(status)
+        except BaseException as error:
+            with suppress(ValueError):  # on a full disk; the first error is the one to tell
+                run.logger.close("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
+            raise
+        run.logger.close(status)
         if world.main:
-            write_summary(run.out)
+            with writing(run.out / "summary.md"):
+                write_summary(run.out)
     position = broadcast_object(run.position, world)
-    return Result(status, run.out, position.step, position.metrics, position.best)
+    signal = stop.name if status == STOPPED else None
+    return Result(status, run.out, position.step, position.metrics, position.best, signal)
 
 
 def build(config: TrainConfig, world: World, stop: StopSignal) -> Run:
@@ -109,8 +117,9 @@ def build(config: TrainConfig, world: World, stop: StopSignal) -> Run:
     plan = plan_batch(config.global_batch, config.batch, world.size)
     lr, lr_text = scale_lr(config.optim.lr, config.optim.lr_batch, config.global_batch)
     resume = find_resume(config, world, texts.append)
-    data = build_data(config, world.rank, world.size, plan.accumulation)
     saved = checkpoint.read(resume) if resume else None
+    names = saved.get("class_names") if saved else None
+    data = build_data(config, world.rank, world.size, plan.accumulation, names)
     if saved:
         check_same_run(saved, config, data.num_classes, resume)
     model = build_model(config, data.num_classes, world)
@@ -144,7 +153,8 @@ def open_log(run: Run, saved: dict | None, texts: list[str]) -> None:
     resumed = {"resumed_step": run.position.step, "resumed_seconds": saved.get("seconds")} if saved else {}
     run.logger = RunLogger(run.config, run.out, run.world.main, **resumed)
     if run.world.main:
-        write_text(run.out / "config.yaml", to_yaml(run.config))
+        with writing(run.out / "config.yaml"):
+            write_text(run.out / "config.yaml", to_yaml(run.config))
     run.logger.message(to_yaml(run.config).rstrip())
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
     steps = run.data.train.steps_per_epoch

@@ -1,7 +1,6 @@
 """`wbmm runs DIR`: the runs below a folder side by side, with the settings in which they differ."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from wbmm.text import render_table
@@ -23,12 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    try:
-        folders = find_runs(args.folder)
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
-    runs = [read_run(folder) for folder in folders]
+    runs = [read_run(folder) for folder in find_runs(args.folder)]
     if args.sort == "top1":
         runs.sort(key=lambda item: -(top1_of(item.best) or 0))
     print(compare_runs(runs, args.folder, args.markdown))
