@@ -2,8 +2,9 @@
 
 import argparse
 import importlib
-import os
 import sys
+
+from .handler import run_command
 
 COMMANDS = {
     "list": ("wbmm.commands.list", "the family: parameters, FLOPs, the paper's figures, weights"),
@@ -36,7 +37,7 @@ def _overview() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; a `ValueError` is the user's to mend and prints as one message."""
+    """Run one command; see `run_command` for how errors end."""
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
         print(_overview())
@@ -50,6 +51,10 @@ def main(argv: list[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"wbmm: unknown command {name!r}; expected one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
+    return run_command(f"wbmm {name}", lambda: _run(name, rest))
+
+
+def _run(name: str, rest: list[str]) -> int:
     module_name, summary = COMMANDS[name]
     module = importlib.import_module(module_name)
     parser = argparse.ArgumentParser(
@@ -61,15 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     module.add_arguments(parser)
     # So that options may stand between arguments, as in `wbmm export IN --format onnx OUT`; not with subcommands.
     nested = any(isinstance(action, argparse._SubParsersAction) for action in parser._actions)
-    args = parser.parse_args(rest) if nested else parser.parse_intermixed_args(rest)
-    try:
-        return module.run(args)
-    except (ValueError, FileExistsError, FileNotFoundError) as error:
-        print(f"wbmm {name}: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:  # `wbmm list | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    return module.run(parser.parse_args(rest) if nested else parser.parse_intermixed_args(rest))
 
 
 if __name__ == "__main__":

@@ -118,7 +118,7 @@ def test_remarks_on_what_training_leaves_out(root, capsys, change, message):
     assert "the first is annotation 1" in text
     code, text = check(root, capsys, *options, "--strict")
     assert code == 1
-    assert "error: 1 remark" in text
+    assert "prepare_coco: 1 remark" in text
 
 
 def test_objects_of_no_class_are_counted(root, capsys):

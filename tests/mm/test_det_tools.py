@@ -116,7 +116,7 @@ def test_resuming_continues_where_the_run_was(trained, config, tmp_path):
 
 
 def test_a_folder_with_a_run_is_not_overwritten(trained, config, capsys):
-    assert main_train("det", [str(config), "--work-dir", str(trained[0])]) == 2
+    assert main_train("det", [str(config), "--work-dir", str(trained[0])]) == 1
     assert "of a run: continue it with --resume" in capsys.readouterr().err
 
 
@@ -186,9 +186,9 @@ class TestErrors:
     """What the user can mend: one sentence, code 2."""
 
     def fails(self, capsys, config, work_dir, message, *options):
-        assert main_train("det", [str(config), "--work-dir", str(work_dir), *options]) == 2
+        assert main_train("det", [str(config), "--work-dir", str(work_dir), *options]) == 1
         text = capsys.readouterr().err.strip().splitlines()[-1]
-        assert text.startswith("error: ")
+        assert text.startswith(("train_seg: ", "train_det: "))
         assert message in text
 
     def test_classes(self, data, tmp_path, capsys):
@@ -215,9 +215,9 @@ class TestErrors:
     def test_testing(self, trained, config, tmp_path, capsys):
         checkpoint = str(trained[0] / f"epoch_{EPOCHS}.pth")
         options = ["--cfg-options", "model.roi_head.mask_head.conv_out_channels=8"]
-        assert main_test("det", [str(config), checkpoint, "--work-dir", str(tmp_path), *options]) == 2
+        assert main_test("det", [str(config), checkpoint, "--work-dir", str(tmp_path), *options]) == 1
         assert "does not fit the configuration: roi_head.mask_head.0" in capsys.readouterr().err
-        assert main_test("det", [str(config), checkpoint, "--data-root", str(tmp_path)]) == 2
+        assert main_test("det", [str(config), checkpoint, "--data-root", str(tmp_path)]) == 1
         assert "there is no such annotation file" in capsys.readouterr().err
         with pytest.raises(SystemExit):  # an option of segmentation alone
             main_test("det", [str(config), checkpoint, "--tta"])
@@ -225,8 +225,8 @@ class TestErrors:
 
 def test_without_mmcvs_operators(capsys, monkeypatch, config):
     monkeypatch.setattr("wbmm.mm.require.check_mmcv_ops", lambda: (False, "build it with its operators"))
-    assert main_train("det", [str(config)]) == 2
-    assert capsys.readouterr().err.startswith("error: detection needs mmcv's operators: build it")
+    assert main_train("det", [str(config)]) == 1
+    assert capsys.readouterr().err.startswith("train_det: detection needs mmcv's operators: build it")
 
 
 def test_faster_metrics_are_taken_where_they_are(monkeypatch):

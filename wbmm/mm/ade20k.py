@@ -1,7 +1,6 @@
 """ADE20K on disk: unpacked, complete, and labelled as it should be; what `tools/prepare_ade20k.py` does."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 from PIL import Image
 
 from wbmm.deploy.images import progress_bar
+from wbmm.handler import run_command
 
 from .archive import unpack
 
@@ -25,15 +25,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--archive", type=Path, help=f"{NAME}.zip, to be unpacked into --root")
     parser.add_argument("--all", action="store_true", help="read every annotation, not a sample of them")
     parser.add_argument("--any-count", action="store_true", help="a part of the data set will do")
-    args = parser.parse_args(argv)
-    try:
-        if args.archive is not None:
-            unpack(args.archive, args.root, {NAME})
-        print(check_folder(args.root, everything=args.all, counts=None if args.any_count else COUNTS))
-    except ValueError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return run_command("prepare_ade20k", lambda: _prepare(parser.parse_args(argv)))
+
+
+def _prepare(args: argparse.Namespace) -> None:
+    if args.archive is not None:
+        unpack(args.archive, args.root, {NAME})
+    print(check_folder(args.root, everything=args.all, counts=None if args.any_count else COUNTS))
 
 
 def check_folder(root: Path, everything: bool = False, counts: dict[str, int] | None = None, sample: int = 200) -> str:
@@ -64,8 +62,8 @@ def check_folder(root: Path, everything: bool = False, counts: dict[str, int] | 
 
 
 def _check_part(folder: Path, part: str, everything: bool, sample: int) -> int:
-    images = {path.stem: path for path in (folder / "images" / part).glob("*.jpg")}
-    labels = {path.stem: path for path in (folder / "annotations" / part).glob("*.png")}
+    images = {path.stem: path for path in (folder / "images" / part).glob("*.jpg") if path.is_file()}
+    labels = {path.stem: path for path in (folder / "annotations" / part).glob("*.png") if path.is_file()}
     if not images:
         raise ValueError(f"no .jpg image in {folder}/images/{part}")
     for have, need, what in ((images, labels, "annotation"), (labels, images, "image")):

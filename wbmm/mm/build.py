@@ -9,6 +9,7 @@ from mmengine.registry import MODELS, DefaultScope
 
 from wbmm.checkpoint import CheckpointError, find_state_dict
 from wbmm.deploy.fuse import fuse as fuse_model
+from wbmm.text import printable
 
 from . import register  # noqa: F401  (makes our classes known)
 from .checkpoint import backbone_config, is_mm_checkpoint
@@ -109,10 +110,10 @@ def load_strictly(model: nn.Module, contents: dict, name: str | Path) -> None:
         model.load_state_dict(state_dict)
     except RuntimeError as error:
         shapes = [
-            f"{key} is {tuple(value.shape)} in the file and {tuple(own[key].shape)} in the model"
+            f"{printable(key)} is {tuple(value.shape)} in the file and {tuple(own[key].shape)} in the model"
             for key, value in state_dict.items()
             if key in own and own[key].shape != value.shape
         ]
         lines = [line.strip() for line in str(error).splitlines()[1:]]
-        reason = "; ".join(shapes[:3]) if shapes else " ".join(lines)[:600]
+        reason = "; ".join(shapes[:3]) if shapes else printable(" ".join(lines), limit=600)
         raise CheckpointError(f"{name} does not fit the configuration: {reason}") from None

@@ -148,7 +148,7 @@ def _check_size(entry: dict, file: Path) -> None:
         with Image.open(file) as image:
             image.load()  # a file that was cut off has a sound header
             size, turned = image.size, image.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8)
-    except (OSError, SyntaxError) as error:
+    except Exception as error:  # PIL raises OSError, SyntaxError, DecompressionBombError, struct.error, ...
         raise ValueError(f"{file} is no readable image ({error})") from None
     size = size[::-1] if turned else size  # as the loader gives it
     if size != (entry["width"], entry["height"]):

@@ -10,10 +10,11 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from wbmm.deploy.atomic import atomic_path, check_target
-from wbmm.deploy.images import FileSource, progress_bar
+from wbmm.deploy.images import progress_bar
 from wbmm.deploy.photos import find_images
 from wbmm.device import check_device
-from wbmm.train.data.sources import BadImage
+from wbmm.text import printable
+from wbmm.train.data.sources import BadImage, FileSource
 
 from .coco_results import Numbering, to_results
 from .drawing import draw_objects
@@ -146,12 +147,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write_picture(image: Image.Image, found: Objects, detector: Detector, target: Path, args) -> None:
-    names = [f"{detector.classes[n]} {s:.2f}" for n, s in zip(found.labels, found.scores, strict=True)]
+    classes = list(map(printable, detector.classes))
+    names = [f"{classes[n]} {s:.2f}" for n, s in zip(found.labels, found.scores, strict=True)]
     masks = found.masks if args.masks else None
     picture = draw_objects(image, found.boxes, names, detector.colours[found.labels], masks)
     with atomic_path(target, args.force) as temporary:
         picture.save(temporary)
-    counts = Counter(detector.classes[number] for number in found.labels)
+    counts = Counter(classes[number] for number in found.labels)
     print(f"{target}: {', '.join(f'{count} {name}' for name, count in counts.most_common()) or 'nothing'}")
 
 

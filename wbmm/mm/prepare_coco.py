@@ -1,9 +1,10 @@
 """COCO, or data in its format, on disk: unpacked, complete and sound; what `tools/prepare_coco.py` does."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from wbmm.handler import run_command
 
 from .archive import unpack
 from .coco import check_annotations
@@ -26,17 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--all", action="store_true", help="open every image, not a sample of them")
     parser.add_argument("--any-count", action="store_true", help="a part of COCO will do")
     parser.add_argument("--strict", action="store_true", help="objects that training would leave out are errors too")
-    args = parser.parse_args(argv)
-    try:
-        for archive in args.archives:
-            unpack(archive, args.root, {"annotations", "train2017", "val2017"})
-        return _check(args)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    return run_command("prepare_coco", lambda: _prepare(parser.parse_args(argv)))
 
 
-def _check(args: argparse.Namespace) -> int:
+def _prepare(args: argparse.Namespace) -> int:
+    for archive in args.archives:
+        unpack(archive, args.root, {"annotations", "train2017", "val2017"})
     given = {name: parts for name in PARTS if (parts := getattr(args, name)) is not None}
     if not args.root.is_dir():
         raise ValueError(f"there is no folder {args.root}")

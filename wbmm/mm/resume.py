@@ -7,6 +7,7 @@ from mmengine.config import Config
 
 from wbmm.checkpoint import CheckpointError, find_state_dict, identify
 from wbmm.models.released import convert_released
+from wbmm.text import printable
 
 from .checkpoint import PREFIX, backbone_config, is_mm_checkpoint
 from .safety import read_checkpoint
@@ -86,4 +87,6 @@ def check_load_from(path: str) -> None:
             "model.backbone.init_cfg.checkpoint"
         )
     if not any(key.startswith(PREFIX) for key in state_dict):
-        raise CheckpointError(f"{path}: no key starts with {PREFIX!r}; the first is {next(iter(state_dict))!r}")
+        raise CheckpointError(
+            f"{path}: no key starts with {PREFIX!r}; the first is {printable(next(iter(state_dict)))!r}"
+        )

@@ -8,10 +8,11 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from wbmm.deploy.atomic import atomic_path
-from wbmm.deploy.images import FileSource, progress_bar
+from wbmm.deploy.images import progress_bar
 from wbmm.deploy.photos import find_images
 from wbmm.device import check_device
-from wbmm.train.data.sources import BadImage
+from wbmm.text import printable
+from wbmm.train.data.sources import BadImage, FileSource
 
 from .overlay import class_colours, overlay
 from .targets import picture_targets
@@ -44,7 +45,7 @@ class Segmenter:
 
     def __init__(self, labels: Callable[[Image.Image], np.ndarray], classes: list[str], palette=None) -> None:
         self.labels = labels
-        self.classes = classes
+        self.classes = list(map(printable, classes))
         self.colours = class_colours(len(classes), palette)
 
 

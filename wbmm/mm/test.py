@@ -1,8 +1,9 @@
 """Testing of a segmentor or a detector through mmengine's runner: what the tools do."""
 
 import argparse
-import sys
 from collections.abc import Sequence
+
+from wbmm.handler import run_command
 
 from .metrics import prefer_fast_metrics
 from .require import require
@@ -26,16 +27,15 @@ def add_arguments(parser: argparse.ArgumentParser, extra: str) -> None:
 
 def main(extra: str, argv: Sequence[str] | None = None) -> int:
     """The testing tool of an extra: `seg` or `det`."""
-    try:
-        prefer_fast_metrics(extra)
-        require(extra)
-        parser = argparse.ArgumentParser(prog=f"test_{extra}")
-        add_arguments(parser, extra)
-        test(extra, parser.parse_args(argv))
-    except (ValueError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        return 2
-    return 0
+    return run_command(f"test_{extra}", lambda: _main(extra, argv))
+
+
+def _main(extra: str, argv: Sequence[str] | None) -> None:
+    prefer_fast_metrics(extra)
+    require(extra)
+    parser = argparse.ArgumentParser(prog=f"test_{extra}")
+    add_arguments(parser, extra)
+    test(extra, parser.parse_args(argv))
 
 
 def test(extra: str, args: argparse.Namespace) -> dict:

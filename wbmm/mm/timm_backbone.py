@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 import wbmm  # noqa: F401  (registers convnext_tiny_wbmm)
 from wbmm.checkpoint import CheckpointError
+from wbmm.text import printable
 from wbmm.zoo import load_zoo
 
 from .backbone import check_indices, check_init
@@ -167,7 +168,7 @@ def load_timm_weights(backbone: TimmBackbone, checkpoint: str, prefix: str | Non
         raise CheckpointError(
             f"{checkpoint}: {len(matched)} of the {len(own)} tensors of {backbone.arch} match; {LEAST_MATCH:.0%} must, "
             f"and none may be of another shape. The first that does not is {odd}; in the file are "
-            f"{', '.join(list(state_dict)[:3])}, ..."
+            f"{', '.join(map(printable, list(state_dict)[:3]))}, ..."
         )
     backbone.load_state_dict({key: state_dict[key] for key in matched}, strict=False)
     return report(Path(checkpoint), matched, own, state_dict)

@@ -2,10 +2,11 @@
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Sequence
 
 import torch
+
+from wbmm.handler import run_command
 
 from .metrics import prefer_fast_metrics
 from .require import require
@@ -27,17 +28,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(extra: str, argv: Sequence[str] | None = None) -> int:
-    """The training tool of an extra: `seg` or `det`. What the user can mend ends it with one message and code 2."""
-    try:
-        prefer_fast_metrics(extra)
-        require(extra)
-        parser = argparse.ArgumentParser(prog=f"train_{extra}")
-        add_arguments(parser)
-        train(extra, parser.parse_args(argv))
-    except (ValueError, ImportError) as error:
-        print(_prefixed(f"error: {error}"), file=sys.stderr, flush=True)
-        return 2
-    return 0
+    """The training tool of an extra: `seg` or `det`."""
+    return run_command(f"train_{extra}", lambda: _main(extra, argv))
+
+
+def _main(extra: str, argv: Sequence[str] | None) -> None:
+    prefer_fast_metrics(extra)
+    require(extra)
+    parser = argparse.ArgumentParser(prog=f"train_{extra}")
+    add_arguments(parser)
+    train(extra, parser.parse_args(argv))
 
 
 def train(extra: str, args: argparse.Namespace):
@@ -100,7 +100,3 @@ def _prepare_detection(cfg) -> str | None:
 
 
 _PREPARE: dict[str, Callable] = {"seg": _prepare_segmentation, "det": _prepare_detection}
-
-
-def _prefixed(text: str) -> str:
-    return f"[rank {os.environ['RANK']}] {text}" if int(os.environ.get("WORLD_SIZE", 1)) > 1 else text

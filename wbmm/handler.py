@@ -1,0 +1,88 @@
+"""One handler at the top of every command: people see one line, and a bug leaves a log file to send us."""
+
+import os
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from .text import printable
+
+__all__ = ["INTERRUPTED", "run_command"]
+
+FAILED, INTERRUPTED = 1, 130  # argparse's 2 is for wrong usage
+_MEMORY = ("can't allocate memory", "out of memory")
+
+
+def run_command(name: str, work: Callable[[], int | None]) -> int:
+    """The exit code of `work()`: what it returns, 1 after an error, 130 after Ctrl-C.
+
+    An error that the user can mend (`ValueError`, files, missing packages, memory) is printed as one line. Any other
+    one is a bug: one line says so and names the file with its traceback. `WBMM_DEBUG=1` lets all of them through.
+
+    Args:
+        name: as the user typed it, e.g. `wbmm train`.
+        work: the command.
+    """
+    try:
+        return work() or 0
+    except KeyboardInterrupt as error:
+        if _debug():
+            raise
+        if os.environ.get("RANK", "0") == "0":
+            _say(name, str(error) or "interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:  # `wbmm list | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if _debug():
+            raise
+        _say(name, _explain(error) or _report(name, error))
+        return FAILED
+
+
+def _debug() -> bool:
+    return os.environ.get("WBMM_DEBUG", "") not in ("", "0")
+
+
+def _say(name: str, text: str) -> None:
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        name = f"[rank {os.environ.get('RANK', '?')}] {name}"
+    text = "\n".join(printable(line.expandtabs(4), limit=2000) for line in text.splitlines())  # it may quote a file
+    with suppress(OSError):  # whoever read it is gone, e.g. `| tee` by the same Ctrl-C
+        print(f"{name}: {text}", file=sys.stderr, flush=True)
+
+
+def _explain(error: Exception) -> str | None:
+    """What to tell the user of an expected error; None for a bug."""
+    text = str(error).strip()
+    if isinstance(error, OSError) and not isinstance(error, FileExistsError) and error.strerror:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return f"{where}{error.strerror}"
+    if isinstance(error, ImportError) and error.name and not error.name.startswith("wbmm"):
+        return text or f"the package {error.name} is missing"
+    if isinstance(error, MemoryError) or any(sign in text.lower() for sign in _MEMORY):
+        first = (text.splitlines() or ["MemoryError"])[0]
+        return f"out of memory ({first[:200]}); use a smaller batch, image size or model"
+    expected = isinstance(error, (ValueError, OSError, FloatingPointError, ImportError)) or getattr(
+        error, "expected", False
+    )
+    return text if expected and text else None
+
+
+def _report(name: str, error: Exception) -> str:
+    """Writes the traceback to a file and says where it is."""
+    what = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+    try:
+        stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+        path = Path(tempfile.gettempdir()) / f"wbmm-error-{stamp}.log"
+        command = " ".join(sys.argv)
+        path.write_text(f"{name}\n{command}\nPython {sys.version}\n\n{traceback.format_exc()}", encoding="utf-8")
+        where = f"the traceback is in {path}"
+    except OSError:
+        where = "WBMM_DEBUG=1 shows the traceback"
+    return f"unexpected error, {what}. This is a bug; please report it: {where}"
