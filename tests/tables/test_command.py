@@ -12,7 +12,7 @@ from wbmm.tables import small as small_module
 from wbmm.tables.rows import read_tables
 
 ROOT = Path(__file__).parents[2]
-NARROW = {"dims": [8, 16, 32, 64], "num_classes": 10}
+NARROW = {"dims": [8, 16, 32, 64]}
 TABLE = {
     "label": "tab:toy",
     "title": "A toy",
