@@ -38,7 +38,8 @@ def test_expected_errors_are_one_line(error, text, capsys):
 
 
 @pytest.mark.parametrize(
-    "error", [KeyError("foo"), RuntimeError("shape mismatch"), AttributeError("x"), ModuleNotFoundError(name="wbmm.x")]
+    "error",
+    [KeyError("foo"), RuntimeError("shape mismatch"), AttributeError("x"), ModuleNotFoundError("gone", name="wbmm.x")],
 )
 def test_a_bug_leaves_a_log_file(error, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

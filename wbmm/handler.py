@@ -3,11 +3,9 @@
 import os
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
 from .text import printable
 
@@ -63,14 +61,12 @@ def _explain(error: Exception) -> str | None:
     if isinstance(error, OSError) and not isinstance(error, FileExistsError) and error.strerror:
         where = f"{error.filename}: " if error.filename is not None else ""
         return f"{where}{error.strerror}"
-    if isinstance(error, ImportError) and error.name and not error.name.startswith("wbmm"):
-        return text or f"the package {error.name} is missing"
+    if isinstance(error, ImportError):  # a package of an extra is missing; a module of our own would be a bug
+        return None if (error.name or "").startswith("wbmm") else text or f"the package {error.name} is missing"
     if isinstance(error, MemoryError) or any(sign in text.lower() for sign in _MEMORY):
         first = (text.splitlines() or ["MemoryError"])[0]
         return f"out of memory ({first[:200]}); use a smaller batch, image size or model"
-    expected = isinstance(error, (ValueError, OSError, FloatingPointError, ImportError)) or getattr(
-        error, "expected", False
-    )
+    expected = isinstance(error, (ValueError, OSError, FloatingPointError))
     return text if expected and text else None
 
 
@@ -78,10 +74,9 @@ def _report(name: str, error: Exception) -> str:
     """Writes the traceback to a file and says where it is."""
     what = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
     try:
-        stamp = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        path = Path(tempfile.gettempdir()) / f"wbmm-error-{stamp}.log"
-        command = " ".join(sys.argv)
-        path.write_text(f"{name}\n{command}\nPython {sys.version}\n\n{traceback.format_exc()}", encoding="utf-8")
+        handle, path = tempfile.mkstemp(prefix="wbmm-error-", suffix=".log")  # a new file, nobody else's
+        with open(handle, "w", encoding="utf-8") as file:
+            file.write(f"{name}\n{' '.join(sys.argv)}\nPython {sys.version}\n\n{traceback.format_exc()}")
         where = f"the traceback is in {path}"
     except OSError:
         where = "WBMM_DEBUG=1 shows the traceback"
