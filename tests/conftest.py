@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+pytest_plugins = ["tests.fixtures.training", "tests.fixtures.trained_model"]
+
 
 @pytest.fixture(autouse=True)
 def _seed():

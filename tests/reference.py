@@ -11,7 +11,7 @@ from wbmm.layers import DenseWBMM2d
 from wbmm.layers.fused import CompactMixer
 from wbmm.models.released import convert_released
 
-FOLDER = Path(__file__).parent / "data" / "reference"
+FOLDER = Path(__file__).parent / "released"
 
 
 def fill(name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -5,7 +5,7 @@ python tools/compare.py configs/digits.yaml --models wbmm_a convnext_atto --seed
 
 import sys
 
-from wbmm.train.compare import main
+from wbmm.bench.compare import main
 
 if __name__ == "__main__":
     sys.exit(main())

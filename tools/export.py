@@ -5,7 +5,7 @@ python tools/export.py runs/wbmm_t/best.pt wbmm_t.onnx --dynamic-batch --dynamic
 
 import sys
 
-from wbmm.deploy.export.command import main
+from wbmm.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["export", *sys.argv[1:]]))

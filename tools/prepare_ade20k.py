@@ -5,7 +5,7 @@ python tools/prepare_ade20k.py --root data/ade --archive ADEChallengeData2016.zi
 
 import sys
 
-from wbmm.mm.ade20k import main
+from wbmm.mm.prepare import prepare_ade20k
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(prepare_ade20k())

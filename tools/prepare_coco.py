@@ -6,7 +6,7 @@ python tools/prepare_coco.py --root data/custom --train annotations/train.json t
 
 import sys
 
-from wbmm.mm.prepare_coco import main
+from wbmm.mm.prepare import prepare_coco
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(prepare_coco())

@@ -5,7 +5,7 @@ python tools/reparameterize.py runs/wbmm_t/best.pt wbmm_t.safetensors --check
 
 import sys
 
-from wbmm.deploy.reparam import main
+from wbmm.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["reparam", *sys.argv[1:]]))

@@ -5,7 +5,7 @@ python tools/test.py runs/wbmm_t/best.pt wbmm_t.safetensors wbmm_t.onnx --data /
 
 import sys
 
-from wbmm.deploy.evaluate import main
+from wbmm.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["eval", *sys.argv[1:]]))

@@ -6,7 +6,7 @@ torchrun --nproc_per_node=8 tools/train_seg.py configs/ade20k/wbmm-t-hier_uperne
 
 import sys
 
-from wbmm.mm.train import main
+from wbmm.mm.runner import train_tool
 
 if __name__ == "__main__":
-    sys.exit(main("seg"))
+    sys.exit(train_tool("seg"))

@@ -1,11 +1,11 @@
 """WBMM: a vision backbone family on windowed batch matrix multiplication; importing it registers it with timm."""
 
-from . import models
-from .checkpoint import load_weights
-from .deploy.files import load_model, save_model
-from .deploy.fuse import fuse
-from .layers import HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
-from .replace import replace_depthwise
+from wbmm.io.files import load_model, save_model
+from wbmm.io.weights import load_weights
+from wbmm.layers import HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
+from wbmm.models.fuse import fuse
+from wbmm.models.replace import replace_depthwise
+
 from .version import __version__
 
 __all__ = [

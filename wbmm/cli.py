@@ -11,20 +11,20 @@ COMMANDS = {
     "info": ("wbmm.commands.info", "one model, stage by stage"),
     "doctor": ("wbmm.commands.doctor", "versions, usable backends and extras, and what to install for the rest"),
     "train": ("wbmm.train.run", "train a model from a configuration file"),
-    "runs": ("wbmm.train.runs", "compare training runs"),
-    "reparam": ("wbmm.deploy.reparam", "a checkpoint to its fused inference form"),
+    "runs": ("wbmm.train.report", "compare training runs"),
+    "reparam": ("wbmm.commands.reparam", "a checkpoint to its fused inference form"),
     "export": (
-        "wbmm.deploy.export.command",
+        "wbmm.commands.export",
         "a checkpoint to ONNX, OpenVINO or torch.export, checked in its own runtime",
     ),
-    "quantize": ("wbmm.deploy.quantize.command", "a checkpoint to INT8 or half precision, with accuracy and latency"),
+    "quantize": ("wbmm.deploy.quantize.quantize", "a checkpoint to INT8 or half precision, with accuracy and latency"),
     "predict": ("wbmm.deploy.predict", "classes of images, from any form of a model file"),
     "eval": ("wbmm.deploy.evaluate", "accuracy on a labelled folder, of any form of a model file"),
     "segment": ("wbmm.mm.segment", "pictures with the classes of their pixels in colour, and a legend"),
     "detect": ("wbmm.mm.detect", "pictures with boxes, masks, labels and scores; COCO's results in JSON"),
-    "bench": ("wbmm.bench.command", "speed of models, side by side in one run"),
-    "table": ("wbmm.tables.command", "a table of the paper: its rows built, counted, timed and, when asked, trained"),
-    "demo": ("wbmm.demo", "the main job end to end, on this machine"),
+    "bench": ("wbmm.commands.bench", "speed of models, side by side in one run"),
+    "table": ("wbmm.tables.table", "a table of the paper: its rows built, counted, timed and, when asked, trained"),
+    "demo": ("wbmm.commands.demo", "the main job end to end, on this machine"),
 }
 
 
@@ -43,7 +43,7 @@ def main(argv: list[str] | None = None) -> int:
         print(_overview())
         return 0 if argv else 2
     if argv[0] in ("-V", "--version"):
-        from wbmm.version import __version__
+        from .version import __version__
 
         print(f"wbmm {__version__}")
         return 0

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from wbmm import cli
-from wbmm.bench.models import build
-from wbmm.bench.timing import Timing, remove_outliers, time_interleaved
+from wbmm.bench.forms import build
 from wbmm.layers import FusedBlock
+from wbmm.timing import Timing, remove_outliers, time_interleaved
 
 
 def test_candidates_take_turns():

@@ -9,9 +9,9 @@ import torch
 from wbmm import cli
 from wbmm.bench.forms import FORMS, build, images_for
 from wbmm.bench.limit import COMMON, count_gmacs, ffn_shapes, limit
-from wbmm.bench.timing import Timing
 from wbmm.layers import DenseWBMM2d, FusedBlock
-from wbmm.plain import PlainNet
+from wbmm.models.plain import PlainNet
+from wbmm.timing import Timing
 
 SMALL = ["--size", "32", "48", "--rounds", "1", "--batch", "1"]
 

@@ -5,9 +5,9 @@ import csv
 import pytest
 import torch
 
-from wbmm.bench.machine import machine_facts, measured_line
 from wbmm.bench.report import speed_record, table, write_report
-from wbmm.bench.timing import Timing
+from wbmm.machine import machine_facts, measured_line
+from wbmm.timing import Timing
 
 RECORDS = [
     speed_record("slow", 4, Timing((2.0, 1.0, 4.0)), Timing((2.0, 1.0, 4.0))),

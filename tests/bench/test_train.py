@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from wbmm import cli
-from wbmm.bench.forms import build
-from wbmm.bench.train import TrainingStep
+from wbmm.bench.forms import TrainingStep, build
 
 
 def test_a_step_learns():

@@ -10,9 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.deploy.colours import COLOURS, write_images
+from tests.fixtures.colours import COLOURS, write_images
+from wbmm.data.images import match_classes, open_labelled
 from wbmm.deploy.evaluate import agreement, collect, top
-from wbmm.deploy.images import match_classes, open_labelled
 from wbmm.deploy.runtime import open_runner
 
 FORMS = ("training", "compact", "dense", "onnx", "openvino")
@@ -188,7 +188,7 @@ def test_data_without_names_are_told(files, images, tmp_path, command, capsys, c
 
 
 def test_files_with_their_classes_in_different_orders_are_not_compared(trained, images, tmp_path, command, capsys):
-    from wbmm.deploy.files import save_model
+    from wbmm.io.files import save_model
 
     shutil.copytree(images / "val", tmp_path / "val")
     (tmp_path / "val" / "red").rename(tmp_path / "val" / "Red")
@@ -204,7 +204,7 @@ def test_files_with_their_classes_in_different_orders_are_not_compared(trained, 
 def test_a_backbone_has_no_accuracy(trained, tmp_path, images, command, capsys):
     import timm
 
-    from wbmm.deploy.files import save_model
+    from wbmm.io.files import save_model
 
     backbone = timm.create_model("wbmm_a", num_classes=0, dims=(8, 16, 32, 64))
     path = save_model(backbone.eval(), tmp_path / "backbone.safetensors")

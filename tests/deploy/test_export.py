@@ -8,11 +8,11 @@ import timm
 import torch
 
 import wbmm
-from tests.deploy.export_helpers import tiny
-from wbmm.deploy.card import METADATA_KEY, ModelCard
-from wbmm.deploy.describe import card_of
+from tests.fixtures.tiny import tiny
 from wbmm.deploy.export import export_model
 from wbmm.deploy.runtime import open_runner
+from wbmm.io.card import ModelCard, card_of
+from wbmm.io.reader import METADATA_KEY
 
 pytest.importorskip("onnxscript")
 pytest.importorskip("onnxruntime")
@@ -128,7 +128,7 @@ def test_a_fixed_size_in_torchexport_needs_no_operator_of_ours(tmp_path):
 @pytest.mark.parametrize("format", ["onnx", "openvino"])
 @pytest.mark.parametrize("name", ["wbmm_t", "wbmm_t_hier"])
 def test_models_of_full_size(name, format, tmp_path):
-    from wbmm.deploy.export.command import _random
+    from wbmm.commands.export import _random
 
     model = _random(name)
     path = tmp_path / f"net{SUFFIXES[format]}"

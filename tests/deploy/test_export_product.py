@@ -4,12 +4,17 @@ import pytest
 import torch
 import torch.nn as nn
 
-from tests.deploy.export_helpers import tiny
+from tests.fixtures.tiny import tiny
 from wbmm.deploy.export import to_onnx
-from wbmm.deploy.export.graph import Normalize
-from wbmm.deploy.export.opaque import OpaqueFeedForward, OpaqueMixer, make_opaque
-from wbmm.deploy.export.pooling import ExactAdaptivePool, replace_pooling
-from wbmm.deploy.fuse import fuse
+from wbmm.deploy.export.graph import (
+    ExactAdaptivePool,
+    Normalize,
+    OpaqueFeedForward,
+    OpaqueMixer,
+    make_opaque,
+    replace_pooling,
+)
+from wbmm.models.fuse import fuse
 from wbmm.ops import reference
 from wbmm.ops.reference import opaque_product
 

@@ -11,15 +11,16 @@ import torch.nn as nn
 import torch.nn.functional as F
 from timm.layers import LayerNorm2d
 
-from tests.deploy.export_helpers import tiny
+from tests.fixtures.tiny import tiny
 from tests.helpers import randomize
 from wbmm.deploy import streams
-from wbmm.deploy.export import export_model, for_openvino
-from wbmm.deploy.export.for_openvino import MapNorm, prepare
-from wbmm.deploy.export.opaque import ConvolvedMixer, OpaqueMixer, opaque_convolution
-from wbmm.deploy.fuse import fuse
+from wbmm.deploy.export import export_model
+from wbmm.deploy.export import to_openvino as for_openvino
+from wbmm.deploy.export.graph import ConvolvedMixer, OpaqueMixer, opaque_convolution
+from wbmm.deploy.export.to_openvino import MapNorm, prepare
 from wbmm.deploy.runtime import open_runner
 from wbmm.layers import FullConnection2d, FusedWBMM2d
+from wbmm.models.fuse import fuse
 from wbmm.ops import num_offsets, windowed
 from wbmm.ops.backends.onednn.convolution import table_to_kernel
 

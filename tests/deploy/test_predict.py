@@ -9,12 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.deploy.colours import COLOURS, make_image
-from wbmm.deploy.card import ModelCard
-from wbmm.deploy.files import save_model
-from wbmm.deploy.pictures import annotate
-from wbmm.deploy.predict import class_names, predict
+from tests.fixtures.colours import COLOURS, make_image
+from wbmm.deploy.predict import annotate, class_names, predict
 from wbmm.deploy.runtime import open_runner
+from wbmm.io.card import ModelCard
+from wbmm.io.files import save_model
 
 
 def read_csv(path: Path) -> list[dict]:

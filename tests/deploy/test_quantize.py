@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from wbmm.data.images import open_labelled
 from wbmm.deploy.evaluate import agreement, collect
-from wbmm.deploy.images import open_labelled
-from wbmm.deploy.quantize import pipeline, table
+from wbmm.deploy.quantize import pipeline
+from wbmm.deploy.quantize import quantize as table
 from wbmm.deploy.quantize.calibrate import read_calibration
-from wbmm.deploy.quantize.choose import Quality, choose, quality
-from wbmm.deploy.quantize.layers import Layer, match_layers
+from wbmm.deploy.quantize.choose import Layer, Quality, choose, match_layers, quality
 from wbmm.deploy.quantize.pipeline import BACKENDS, QuantizeError, convert
 from wbmm.deploy.runtime import open_runner
 
@@ -108,7 +108,7 @@ def test_bf16_weights(files, calibration, tmp_path):
 
 def test_sums_of_squares_do_not_overflow_in_fp16(tmp_path):
     onnx, runtime = pytest.importorskip("onnx"), pytest.importorskip("onnxruntime")
-    from wbmm.deploy.quantize.half_onnx import to_half
+    from wbmm.deploy.quantize.with_onnx import to_half
 
     make, float32 = onnx.helper.make_node, onnx.TensorProto.FLOAT
     nodes = [

@@ -12,13 +12,13 @@ import wbmm
 from tests.fuzz.mutate import ODD_VALUES, flip_bit, mutate_bytes, mutate_json
 from tests.helpers import randomize
 from wbmm.deploy import runtime
-from wbmm.deploy.card import METADATA_KEY, ModelCard
-from wbmm.deploy.describe import card_of
 from wbmm.deploy.export import to_openvino
-from wbmm.deploy.files import save_model
 from wbmm.deploy.runtime import Runner, onnx_session, open_runner, openvino_model, torch_runner
-from wbmm.deploy.screen import _FIELDS, screen_onnx
+from wbmm.io.card import ModelCard, card_of
 from wbmm.io.digest import DAMAGED, DIGEST_KEY, EMPTY, seal, verify_digest
+from wbmm.io.files import save_model
+from wbmm.io.reader import METADATA_KEY
+from wbmm.io.screen import _FIELDS, screen_onnx
 
 NARROW = {"dims": (8, 16, 32, 64), "num_classes": 10}
 

@@ -40,14 +40,14 @@ import wbmm
 from tests.fuzz.mutate import junk_card, mutate_bytes, mutate_header, mutate_zip
 from tests.helpers import randomize
 from wbmm import cli
-from wbmm.checkpoint import load_weights
 from wbmm.deploy.export.pipeline import FORMATS
-from wbmm.deploy.files import to_pth
 from wbmm.io.digest import DIGEST_KEY, digest
+from wbmm.io.files import to_pth
 from wbmm.io.reader import METADATA_KEY, safe_load
+from wbmm.io.weights import load_weights
 from wbmm.train import checkpoint as runs
+from wbmm.train.build import init_weights
 from wbmm.train.config import TrainConfig, to_dict
-from wbmm.train.init import init_weights
 
 SECONDS = 60
 MOST_MEMORY = 2 << 30
@@ -187,7 +187,7 @@ def _legacy(contents: object) -> bytes:
 def checkpoint_formats(folder: Path) -> list[Format]:
     """Files that PyTorch and safetensors read."""
     model = make()
-    card = wbmm.deploy.describe.card_of(model).replace(class_names=CLASSES)
+    card = wbmm.io.card.card_of(model).replace(class_names=CLASSES)
     wbmm.save_model(model, folder / "good.safetensors", card)
     wbmm.save_model(model, folder / "good.pth", card)
     tensors, pth = (folder / "good.safetensors").read_bytes(), (folder / "good.pth").read_bytes()
@@ -213,7 +213,7 @@ def mm_formats() -> list[Format]:
         from mmengine.logging import HistoryBuffer
     except ImportError:
         return []
-    from wbmm.mm.safety import read_checkpoint
+    from wbmm.mm.resume import read_checkpoint
 
     backbone = {f"backbone.{key}": value for key, value in make().state_dict().items() if not key.startswith("head")}
     for i, dim in enumerate(ARCHITECTURE["dims"]):

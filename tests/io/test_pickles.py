@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from tests.io.hostile import Build, Call, Name, New, Raw, Stored, emit, tensor, write
-from wbmm.checkpoint import CheckpointError, safe_load
 from wbmm.io import pickles
+from wbmm.io.reader import safe_load
+from wbmm.models.state import CheckpointError
 
 NP = "numpy._core.multiarray"
 OBJECT_DTYPE = Build(Call(Name("numpy.dtype"), ("O8", False, True)), (3, "|", None, None, None, -1, -1, 63))

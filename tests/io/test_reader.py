@@ -15,9 +15,11 @@ from safetensors.torch import load_file, save_file
 import wbmm
 from tests.helpers import randomize
 from tests.io.hostile import tensor, write
-from wbmm.checkpoint import CheckpointError, load_weights, safe_load
 from wbmm.io.digest import DIGEST_KEY, digest
-from wbmm.train.init import init_weights
+from wbmm.io.reader import safe_load
+from wbmm.io.weights import load_weights
+from wbmm.models.state import CheckpointError
+from wbmm.train.build import init_weights
 
 
 def make():

@@ -10,7 +10,7 @@ import torch.nn as nn
 
 import wbmm
 from tests.helpers import randomize
-from wbmm.layers import large_kernel
+from wbmm.layers import depthwise as large_kernel
 
 PACKAGE = "depthwise_conv2d_implicit_gemm"
 NARROW = {"dims": (8, 16, 32, 64), "num_classes": 10}
@@ -71,7 +71,7 @@ def test_wrong_names():
 
 def test_a_run_with_the_package_loads_without_it():
     """A checkpoint of `wbmm train` says how its net was run; what it is does not depend on it."""
-    from wbmm.deploy.describe import _card_of_run
+    from wbmm.io.card import _card_of_run
 
     keys = ("mean", "std", "interpolation", "crop_pct", "in_chans", "size")
     data = dict(zip(keys, ((0.5,), (0.5,), "bicubic", 0.9, 1, 56), strict=True))

@@ -9,7 +9,7 @@ import wbmm
 from tests.mm.helpers import NARROW, backbone, checkpoint, on_meta, released_dense_backbone
 from tests.reference import image, released_logits, released_state_dict
 from wbmm.mm.backbone import WBMMBackbone
-from wbmm.mm.checkpoint import build_backbone, fuse_mm_checkpoint
+from wbmm.mm.reparam import build_backbone, fuse_mm_checkpoint
 
 
 @pytest.mark.parametrize("size", [(64, 64), (57, 130), (9, 33)])

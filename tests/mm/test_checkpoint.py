@@ -5,9 +5,9 @@ import torch
 
 import wbmm
 from tests.mm.helpers import NARROW, backbone, checkpoint, released_dense_backbone
-from wbmm.checkpoint import CheckpointError
 from wbmm.mm.backbone import WBMMBackbone
-from wbmm.mm.checkpoint import backbone_config, build_backbone, compare_mm, fuse_mm_checkpoint, is_mm_checkpoint
+from wbmm.mm.reparam import backbone_config, build_backbone, compare_mm, fuse_mm_checkpoint, is_mm_checkpoint
+from wbmm.models.state import CheckpointError
 
 CFG = "model = dict(backbone=dict(arch='wbmm_a_hier', dims=(8, 16, 32, 64), {} type='WBMMBackbone'), type='X')\n"
 

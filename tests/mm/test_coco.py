@@ -10,7 +10,7 @@ pytest.importorskip("pycocotools")
 
 from tests.mm.objects import CATEGORIES, write_objects
 from wbmm.mm.coco import check_annotations
-from wbmm.mm.prepare_coco import main
+from wbmm.mm.prepare import prepare_coco
 
 CLASSES = tuple(CATEGORIES)
 
@@ -21,7 +21,7 @@ def root(tmp_path):
 
 
 def check(root, capsys, *options):
-    code = main(["--root", str(root), *map(str, options)])
+    code = prepare_coco(["--root", str(root), *map(str, options)])
     captured = capsys.readouterr()
     return code, captured.out + captured.err
 

@@ -13,7 +13,7 @@ from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS, DefaultScope
 
 import wbmm.mm.register  # noqa: F401
 from tests.mm.helpers import on_meta
-from wbmm.mm.device import without_sync_bn
+from wbmm.mm.build import without_sync_bn
 
 ROOT = Path(__file__).parents[2]
 # Parameters in M, the paper's and measured in training form. By our arithmetic the hierarchical tables add 2.0 and 2.4;
@@ -164,7 +164,7 @@ def test_sync_bn_becomes_bn_in_place():
 
 
 def test_tracking_and_amp_options(monkeypatch):
-    from wbmm.mm.train import track, use_amp
+    from wbmm.mm.runner import track, use_amp
 
     cfg = Config.fromfile(SEGMENTATION[0])
     track(cfg, ["tensorboard", "wandb"])
@@ -180,7 +180,7 @@ def test_tracking_and_amp_options(monkeypatch):
 
 
 def test_the_data_can_be_elsewhere():
-    from wbmm.mm.options import set_data_root
+    from wbmm.mm.runner import set_data_root
 
     cfg = Config.fromfile(SEGMENTATION[-1])
     set_data_root(cfg, "/data/ade")

@@ -21,12 +21,11 @@ from tests.mm.objects import write_config, write_objects
 from tests.mm.released import released_names
 from wbmm import cli
 from wbmm.mm.build import build_detector
-from wbmm.mm.metrics import prefer_fast_metrics
-from wbmm.mm.safety import read_checkpoint
-from wbmm.mm.test import add_arguments
-from wbmm.mm.test import main as main_test
-from wbmm.mm.test import test as run_test  # not `test`, which pytest would collect
-from wbmm.mm.train import main as main_train
+from wbmm.mm.resume import read_checkpoint
+from wbmm.mm.runner import add_test_arguments, prefer_fast_metrics
+from wbmm.mm.runner import evaluate_tool as main_test
+from wbmm.mm.runner import test as run_test
+from wbmm.mm.runner import train_tool as main_train
 
 EPOCHS, STEPS = 3, 4  # steps of an epoch
 SEEN: list[tuple] = []
@@ -68,7 +67,7 @@ def trained(config, tmp_path_factory):
 
 def evaluate(config, checkpoint, work_dir, *options):
     parser = argparse.ArgumentParser()
-    add_arguments(parser, "det")
+    add_test_arguments(parser, "det")
     argv = [str(config), str(checkpoint), "--work-dir", str(work_dir), *options]
     return run_test("det", parser.parse_args(argv))
 
@@ -224,7 +223,7 @@ class TestErrors:
 
 
 def test_without_mmcvs_operators(capsys, monkeypatch, config):
-    monkeypatch.setattr("wbmm.mm.require.check_mmcv_ops", lambda: (False, "build it with its operators"))
+    monkeypatch.setattr("wbmm.mm.build.check_mmcv_ops", lambda: (False, "build it with its operators"))
     assert main_train("det", [str(config)]) == 1
     assert capsys.readouterr().err.startswith("train_det: detection needs mmcv's operators: build it")
 

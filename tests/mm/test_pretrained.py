@@ -14,10 +14,10 @@ import torch
 import wbmm
 from tests.helpers import randomize
 from tests.mm.helpers import NARROW, Bomb, backbone, checkpoint, released_dense_backbone
-from wbmm.checkpoint import CheckpointError
 from wbmm.mm import pretrained
 from wbmm.mm.backbone import WBMMBackbone
 from wbmm.mm.pretrained import load_pretrained
+from wbmm.models.state import CheckpointError
 from wbmm.zoo import load_zoo
 
 

@@ -9,14 +9,14 @@ from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader, load_checkpoint
 
 from tests.mm.helpers import Bomb
-from wbmm.checkpoint import CheckpointError
-from wbmm.mm.safety import close_doors, read_checkpoint
+from wbmm.mm.resume import read_checkpoint, use_safe_reader
+from wbmm.models.state import CheckpointError
 
 
 @pytest.fixture(autouse=True)
 def _doors():
     before = dict(CheckpointLoader._schemes)
-    close_doors()
+    use_safe_reader()
     yield
     CheckpointLoader._schemes = before
 

@@ -16,13 +16,13 @@ from tests.mm.helpers import Bomb, logged
 from tests.mm.released import released_names
 from tests.mm.shapes import write_config, write_shapes
 from wbmm import cli
-from wbmm.mm import hooks
+from wbmm.mm import register as hooks
 from wbmm.mm.build import build_segmentor
-from wbmm.mm.checkpoint import fuse_mm_checkpoint
-from wbmm.mm.safety import read_checkpoint
-from wbmm.mm.test import main as main_test
-from wbmm.mm.test import test as run_test  # not `test`, which pytest would collect
-from wbmm.mm.train import main as main_train
+from wbmm.mm.reparam import fuse_mm_checkpoint
+from wbmm.mm.resume import read_checkpoint
+from wbmm.mm.runner import evaluate_tool as main_test
+from wbmm.mm.runner import test as run_test
+from wbmm.mm.runner import train_tool as main_train
 
 ITERATIONS, INTERVAL = 8, 4
 
@@ -68,10 +68,10 @@ def trained(config, watched, tmp_path_factory):
 def evaluate(config, checkpoint, work_dir, *options):
     import argparse
 
-    from wbmm.mm.test import add_arguments
+    from wbmm.mm.runner import add_test_arguments
 
     parser = argparse.ArgumentParser()
-    add_arguments(parser, "seg")
+    add_test_arguments(parser, "seg")
     argv = [str(config), str(checkpoint), "--work-dir", str(work_dir), *options]
     return run_test("seg", parser.parse_args(argv))
 

@@ -11,7 +11,7 @@ from tests.helpers import randomize
 from tests.mm.shapes import write_config, write_shapes
 from wbmm import cli
 from wbmm.mm.build import build_segmentor
-from wbmm.mm.overlay import class_colours, overlay
+from wbmm.mm.drawing import class_colours, overlay
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ import wbmm
 import wbmm.mm.register
 from tests.helpers import randomize
 from tests.mm.helpers import Bomb, on_meta
-from wbmm.checkpoint import CheckpointError
 from wbmm.mm.timm_backbone import TimmBackbone, load_timm_weights
+from wbmm.models.state import CheckpointError
 
 ARGS = {"dims": (8, 16, 24, 32), "depths": (2, 1, 3, 1)}
 ARCHS = ["convnext_tiny", "convnext_tiny_wbmm"]
@@ -270,9 +270,9 @@ def test_registered_once_and_seen_by_both(scope):
 def test_a_segmentor_trains_and_is_tested_fused(tmp_path):
     pytest.importorskip("mmseg")
     from tests.mm.shapes import write_config, write_shapes
-    from wbmm.mm.test import add_arguments
-    from wbmm.mm.test import test as run_test
-    from wbmm.mm.train import main as main_train
+    from wbmm.mm.runner import add_test_arguments
+    from wbmm.mm.runner import test as run_test
+    from wbmm.mm.runner import train_tool as main_train
 
     tiny = write_config(tmp_path / "tiny.py", write_shapes(tmp_path / "data", train=2, val=1), interval=2)
     args = {**ARGS, "dims": [8, 16, 32, 64]}
@@ -283,7 +283,7 @@ def test_a_segmentor_trains_and_is_tested_fused(tmp_path):
     config.write_text(f"_base_ = [{str(tiny)!r}]\nmodel = dict(backbone={backbone!r})\n")
     assert main_train("seg", [str(config), "--work-dir", str(tmp_path / "run")]) == 0
     parser = argparse.ArgumentParser()
-    add_arguments(parser, "seg")
+    add_test_arguments(parser, "seg")
     results = []
     for i, options in enumerate(([], ["--fuse"])):
         argv = [str(config), str(tmp_path / "run" / "iter_2.pth"), "--work-dir", str(tmp_path / f"test{i}"), *options]

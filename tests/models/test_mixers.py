@@ -10,12 +10,14 @@ import torch.nn as nn
 
 import wbmm
 from tests.helpers import randomize
-from wbmm.checkpoint import CheckpointError, identify, load_weights
-from wbmm.deploy.describe import card_of
+from wbmm.io.card import card_of
+from wbmm.io.weights import load_weights
 from wbmm.models import mixer as mixers
+from wbmm.models.identify import identify
 from wbmm.models.mixer import MIXERS, name_when_fused
 from wbmm.models.pattern import parse_windows
 from wbmm.models.profile import Reach, build_on_meta, count_macs, count_params, receptive_fields
+from wbmm.models.state import CheckpointError
 
 NAMES = [*(name for name in MIXERS if name != "slak_all"), "dw5"]
 EXPORTED = ["slak", "win_attn", "full", "parallel", "serial", "half"]  # tests/deploy has the others

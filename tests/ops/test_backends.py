@@ -372,7 +372,7 @@ def test_a_torch_without_the_private_operators(monkeypatch):
 
 
 def test_a_torch_that_does_not_tell_about_transforms(monkeypatch):
-    monkeypatch.setattr("wbmm.ops.eager._transforms", None)
+    monkeypatch.setattr("wbmm.ops.obstacles._transforms", None)
     layer = make("one table")
     with use_backend("reference"):
         expected = layer(a_map())

@@ -4,8 +4,7 @@ import pytest
 import yaml
 
 from wbmm.tables import get_table, load_tables
-from wbmm.tables.costs import count_costs
-from wbmm.tables.measured import Measured, _seconds, records
+from wbmm.tables.measure import Measured, _seconds, count_costs, records
 from wbmm.tables.page import differences
 from wbmm.tables.rows import read_tables
 from wbmm.zoo import load_zoo

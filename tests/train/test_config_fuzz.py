@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 import yaml
 
+from wbmm.fields import Choice, Items, Range
 from wbmm.train.config import TrainConfig, config_from_dict, load_config, to_dict
-from wbmm.train.fields import Choice, Items, Range
 
 SEED = 0
 WHOLE = (0, 1, -1, 2, 3, 10**6, 10**9, 10**12, -(10**12), 2**63, -(2**63), 2**64, 10**400)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
+from wbmm.data import loader
+from wbmm.data.augment import SampleDataset
 from wbmm.train import guard
 from wbmm.train.build import build_model
 from wbmm.train.config import config_from_dict, load_config
-from wbmm.train.data import loader
-from wbmm.train.data.augment import SampleDataset
 from wbmm.train.dist import World, is_peer_failure
 from wbmm.train.evaluate import evaluate
 from wbmm.train.run import fit

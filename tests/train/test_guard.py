@@ -16,8 +16,7 @@ import torch
 from wbmm.train import checkpoint, engine, guard
 from wbmm.train import run as run_module
 from wbmm.train.config import load_config
-from wbmm.train.guard import BufferSnapshot, StopSignal, nonfinite_layers
-from wbmm.train.lock import lock_folder
+from wbmm.train.guard import BufferSnapshot, StopSignal, lock_folder, nonfinite_layers
 from wbmm.train.run import fit, main
 
 QUIET = {"save": {"every_steps": 1}, "schedule": {"epochs": 2}, "mix": {"mixup": 0.0, "cutmix": 0.0}}

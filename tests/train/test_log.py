@@ -8,11 +8,9 @@ from contextlib import suppress
 
 import pytest
 
-from wbmm.train import console as console_module
+from wbmm.train import log as console_module
 from wbmm.train.config import config_from_dict
-from wbmm.train.console import BarConsole, duration, make_console
-from wbmm.train.log import RunLogger
-from wbmm.train.metrics import read_metrics
+from wbmm.train.log import BarConsole, RunLogger, duration, make_console, read_metrics
 
 
 def config(**log):

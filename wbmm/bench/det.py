@@ -77,7 +77,7 @@ ANCHORS = {"type": "AnchorGenerator", "scales": [8], "ratios": [0.5, 1.0, 2.0], 
 
 def build(name: str, model: str) -> Detector:
     """A detector without memory, in training form and eval mode."""
-    from wbmm.mm.require import require
+    from wbmm.mm.build import require
 
     try:
         require("det")
@@ -94,7 +94,7 @@ def build(name: str, model: str) -> Detector:
 
 def count(detector: Detector, size: tuple[int, int] = SIZE) -> tuple[int, int, dict[str, int]]:
     """Parameters in training form and fused, and multiply-adds of the fused form by part; `""` is the whole."""
-    from wbmm.deploy.fuse import fuse
+    from wbmm.models.fuse import fuse
     from wbmm.models.profile import count_macs, count_params
 
     with torch.device("meta"):

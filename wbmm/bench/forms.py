@@ -3,10 +3,11 @@
 import timm
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch import Tensor
 
 import wbmm
-from wbmm.plain import to_plain
+from wbmm.models.plain import to_plain
 
 __all__ = ["FORMS", "TRAINING_FORMS", "build", "images_for", "split"]
 
@@ -60,3 +61,18 @@ def images_for(spec: str, images: Tensor) -> Tensor:
 
 def _layout(spec: str) -> torch.memory_format:
     return torch.contiguous_format if split(spec)[1].startswith("plain") else torch.channels_last
+
+
+class TrainingStep:
+    """Forward, cross entropy, backward, AdamW; a call is one step."""
+
+    def __init__(self, model: nn.Module, images: Tensor) -> None:
+        self.model = model.train()
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        self.images = images
+        self.labels = torch.arange(len(images), device=images.device) % 10
+
+    def __call__(self) -> None:
+        F.cross_entropy(self.model(self.images), self.labels).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()

@@ -9,9 +9,9 @@ import torch.nn as nn
 
 from wbmm.models.profile import count_macs
 from wbmm.ops.backends.onednn.linear import linear
+from wbmm.timing import Timing
 
 from .report import Record
-from .timing import Timing
 
 __all__ = ["Shape", "add_shares", "count_gmacs", "ffn_shapes", "limit", "product_calls"]
 

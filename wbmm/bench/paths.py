@@ -17,10 +17,10 @@ from wbmm.ops.backends.onednn.convolution import (
 )
 from wbmm.ops.backends.onednn.ffn import ffn_inference, rows_at_once
 from wbmm.ops.backends.onednn.linear import linear_gelu, pack_weight, takes_onednn
+from wbmm.timing import time_interleaved
 
 from .limit import Shape
 from .report import Record, add_output_arguments, check_out, present
-from .timing import time_interleaved
 
 EXAMPLE = "wbmm bench paths --rounds 15 --out results/paths"
 WINDOWS = (7, 8, 10, 14)

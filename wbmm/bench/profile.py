@@ -7,10 +7,10 @@ from pathlib import Path
 
 import torch
 
+from wbmm.bench.forms import TrainingStep
+
 from .forms import FORMS, TRAINING_FORMS, build, images_for, split
-from .options import progress
-from .report import Record, add_output_arguments, check_out, present
-from .train import TrainingStep
+from .report import Record, add_output_arguments, check_out, present, progress
 
 EXAMPLE = "wbmm bench profile wbmm_t:compact --runtime openvino --batch 1"
 RUNTIMES = ("eager", "openvino", "training")
@@ -94,9 +94,9 @@ def _eager(args: argparse.Namespace) -> tuple[Counter, Counter]:
 
 def _openvino(args: argparse.Namespace) -> tuple[Counter, Counter]:
     """OpenVINO's own counters, for one request of the whole batch with all threads."""
-    from wbmm.deploy.describe import card_of
     from wbmm.deploy.export import export_model
     from wbmm.deploy.runtime import openvino_model, read_openvino
+    from wbmm.io.card import card_of
 
     model = build(args.model, "cpu", tuple(args.size))
     with tempfile.TemporaryDirectory() as folder:

@@ -11,10 +11,10 @@ import torch
 import torch.nn as nn
 
 import wbmm
+from wbmm.timing import time_interleaved
 
 from .limit import add_shares, count_gmacs, product_calls
 from .report import Record, add_output_arguments, check_out, present, speed_record
-from .timing import time_interleaved
 
 EXAMPLE = "wbmm bench runtime wbmm_t --batch 1 16"
 RUNTIMES = ("eager", "compiled", "onnxruntime", "openvino", "int8")
@@ -68,7 +68,7 @@ def _argv(args: argparse.Namespace, size: tuple[int, int]) -> list[str]:
 
 def _open(name: str) -> nn.Module:
     """A model in eval mode with its card; by a name its weights are random, which changes no speed."""
-    from wbmm.deploy.describe import card_of
+    from wbmm.io.card import card_of
 
     if Path(name).is_file():
         return wbmm.load_model(name)
@@ -80,7 +80,7 @@ def _open(name: str) -> nn.Module:
 
 
 def _fused(model: nn.Module) -> nn.Module:
-    from wbmm.deploy.describe import form_of
+    from wbmm.io.card import form_of
 
     fused = wbmm.fuse(model)
     fused.card = model.card.replace(form=form_of(fused))
@@ -163,7 +163,7 @@ def _openvino_call(path: Path, shape: tuple) -> Call:
 
 
 def _versions() -> str:
-    from wbmm.deploy.card import versions
+    from wbmm.machine import versions
 
     found = versions("onnxruntime", "openvino", "nncf")
     return ", ".join(f"{name} {found[name]}" for name in ("torch", "onnxruntime", "openvino", "nncf") if name in found)

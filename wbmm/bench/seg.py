@@ -8,8 +8,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from wbmm.text import render_table
-
-from .timing import time_interleaved
+from wbmm.timing import time_interleaved
 
 EXAMPLE = "wbmm bench seg --sizes 512x512 --batch 2 --backbones conv3x3 7x7 hier"
 SPEED_HEADERS = ("backbone", "input", "batch", "images/s (median)", "images/s (best)", "ratio of medians")
@@ -72,7 +71,7 @@ def _size(text: str) -> tuple[int, int]:
 
 def build(name: str, model: str) -> nn.Module:
     """A segmentor with random weights, in eval mode; from images to logits at a quarter of their resolution."""
-    from wbmm.mm.require import require
+    from wbmm.mm.build import require
 
     try:
         require("seg")
@@ -111,7 +110,7 @@ class Segmentor(nn.Module):
 
 
 def _speeds(args: argparse.Namespace, names: list[str], sizes: list[tuple[int, int]]) -> list[list[str]]:
-    from wbmm.deploy.fuse import fuse
+    from wbmm.models.fuse import fuse
 
     rows = []
     for letter in args.models:
@@ -145,7 +144,7 @@ def _speed_rows(letter: str, models: dict[str, nn.Module], batch: int, size: tup
 
 def _costs(models: list[str], names: list[str]) -> list[list[str]]:
     """Parameters with the auxiliary head, which is there in training, as the paper counts them; FLOPs without it."""
-    from wbmm.deploy.fuse import fuse
+    from wbmm.models.fuse import fuse
     from wbmm.models.profile import count_macs, count_params
 
     rows = []

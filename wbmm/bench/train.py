@@ -4,14 +4,13 @@ import argparse
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
-from torch import Tensor
+
+from wbmm.bench.forms import TrainingStep
+from wbmm.timing import time_interleaved
 
 from .forms import TRAINING_FORMS, build, images_for
 from .memory import probe
-from .options import add_speed_arguments, check_speed_arguments, finish, progress
-from .report import Record, speed_record
-from .timing import time_interleaved
+from .report import Record, add_speed_arguments, check_speed_arguments, finish, progress, speed_record
 
 EXAMPLE = "wbmm bench train wbmm_t wbmm_t:plain-training unireplknet_t --batch 16 --memory"
 DEFAULT = ("wbmm_t", "wbmm_t:plain-training", "unireplknet_t", "unireplknet_t:plain-training", "convnext_tiny")
@@ -20,21 +19,6 @@ DEFAULT = ("wbmm_t", "wbmm_t:plain-training", "unireplknet_t", "unireplknet_t:pl
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_speed_arguments(parser, DEFAULT, TRAINING_FORMS, batch=[16])
     parser.add_argument("--memory", action="store_true", help="peak memory of a step, in a process of its own")
-
-
-class TrainingStep:
-    """Forward, cross entropy, backward, AdamW; a call is one step."""
-
-    def __init__(self, model: nn.Module, images: Tensor) -> None:
-        self.model = model.train()
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-        self.images = images
-        self.labels = torch.arange(len(images), device=images.device) % 10
-
-    def __call__(self) -> None:
-        F.cross_entropy(self.model(self.images), self.labels).backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
 
 
 def run(args: argparse.Namespace) -> int:

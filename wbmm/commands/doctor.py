@@ -7,7 +7,8 @@ import os
 import platform
 from dataclasses import dataclass
 
-from wbmm.telemetry import silence_telemetry
+from wbmm.machine import silence_telemetry
+from wbmm.mm.build import MMCV_HELP, check_mmcv_ops
 from wbmm.text import render_table
 
 EXAMPLE = "wbmm doctor"
@@ -43,10 +44,6 @@ PACKAGES = (
     Package("onedl-mmcv", "mmcv", "seg"),
     Package("onedl-mmsegmentation", "mmseg", "seg"),
     Package("onedl-mmdetection", "mmdet", "det"),
-)
-MMCV_HELP = (
-    "build it with a C++ compiler at hand: pip install ninja 'setuptools<82' wheel, then "
-    "pip install --no-build-isolation --force-reinstall --no-deps onedl-mmcv (docs/install.md)"
 )
 
 
@@ -88,19 +85,6 @@ def check_backends() -> list[tuple[str, bool, str]]:
         note = "" if name == "gloo" or cuda else "built in, but it needs CUDA devices"
         found.append((name, usable and (name == "gloo" or cuda), note))
     return found
-
-
-def check_mmcv_ops() -> tuple[bool, str]:
-    """Whether mmcv has its compiled operators, and what to do if not."""
-    try:
-        importlib.import_module("mmcv")
-    except Exception:
-        return False, f"mmcv is not installed; {MMCV_HELP}"
-    try:
-        importlib.import_module("mmcv.ops")
-    except Exception:
-        return False, f"mmcv was built without its operators; detection needs them: {MMCV_HELP}"
-    return True, "nms, roi_align and the others are there"
 
 
 def run(args: argparse.Namespace) -> int:

@@ -75,7 +75,7 @@ def describe_backends(name: str) -> str:
     import timm
     import torch
 
-    from wbmm.deploy.fuse import fuse
+    from wbmm.models.fuse import fuse
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     trained = timm.create_model(name, device=device)

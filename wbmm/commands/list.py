@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def rows(name_filter: str = "*") -> list[list[str]]:
     """A row a model: computed at 224x224 beside what the paper prints."""
-    from wbmm.deploy.fuse import fuse
+    from wbmm.models.fuse import fuse
     from wbmm.models.profile import build_on_meta, count_macs, count_params
     from wbmm.zoo import load_zoo
 

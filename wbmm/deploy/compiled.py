@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch.nn as nn
 
-from .card import ModelCard
-from .describe import card_of
+from wbmm.io.card import ModelCard, card_of
+
 from .runtime import Runner, open_runner, torch_runner
 
 __all__ = ["RUNTIMES", "add_runtime_argument", "compiled_runner", "open_compiled"]
@@ -59,7 +59,7 @@ def compiled_runner(
 
 
 def _by_openvino(model: nn.Module, card: ModelCard, device: str) -> Runner:
-    from .export import export_model
+    from wbmm.deploy.export import export_model
 
     if device != "cpu":
         raise ValueError(f"it runs on the CPU here, and the device is {device!r}")

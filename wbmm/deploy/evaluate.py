@@ -10,13 +10,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from wbmm.data.images import batches, match_classes, no_more_than, open_labelled
+from wbmm.io.card import ModelCard
+from wbmm.progress import progress_bar
 from wbmm.text import render_table
 
-from .card import ModelCard
 from .compiled import add_runtime_argument
-from .images import batches, match_classes, no_more_than, open_labelled, progress_bar
 
-__all__ = ["EXAMPLE", "Outputs", "add_arguments", "add_data_arguments", "agreement", "collect", "main", "run", "top"]
+__all__ = ["EXAMPLE", "Outputs", "add_arguments", "add_data_arguments", "agreement", "collect", "run", "top"]
 
 EXAMPLE = "wbmm eval runs/wbmm_t/best.pt wbmm_t.safetensors wbmm_t.onnx --data /data/imagenet"
 HEADERS = ("file", "runs as", "images", "top-1 %", "top-5 %", "images/s")
@@ -43,12 +44,6 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", default="val", help="which part of it to evaluate (default: val)")
     parser.add_argument("--workers", type=int, default=min(4, os.cpu_count() or 1), help="processes that read images")
     parser.add_argument("--skip-bad", action="store_true", help="leave out images that cannot be read, and name them")
-
-
-def main(argv: list[str] | None = None) -> int:
-    from wbmm.cli import main as wbmm_main
-
-    return wbmm_main(["eval", *(sys.argv[1:] if argv is None else argv)])
 
 
 @dataclass

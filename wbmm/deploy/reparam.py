@@ -1,4 +1,4 @@
-"""`wbmm reparam`: a checkpoint to its fused inference form, in a file that describes itself."""
+"""A checkpoint to its fused inference form, in a file that describes itself: what `wbmm reparam` does."""
 
 import argparse
 import sys
@@ -9,20 +9,16 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from wbmm.checkpoint import safe_load
+from wbmm.data.images import photo_batch
+from wbmm.io.card import ModelCard, form_of
+from wbmm.io.files import describe_source, open_checkpoint, write_weights
+from wbmm.machine import versions
+from wbmm.models.fuse import fuse
 from wbmm.models.state import CheckpointError
 from wbmm.text import printable, render_table
 
-from .atomic import check_target
-from .card import ModelCard, versions
-from .describe import form_of
-from .files import describe_source, open_checkpoint, write_weights
-from .fuse import FORMS, fuse
-from .photos import photo_batch
+__all__ = ["Size", "reparam", "report_difference", "store"]
 
-__all__ = ["EXAMPLE", "Size", "add_arguments", "main", "run"]
-
-EXAMPLE = "wbmm reparam runs/wbmm_t/best.pt wbmm_t.safetensors --check"
 HEADERS = ("", "form", "parameters M", "stored M", "file MB")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-2}
 
@@ -44,33 +40,9 @@ class Size:
         return [label, form, f"{self.parameters / 1e6:.2f}", f"{self.stored / 1e6:.2f}", f"{self.bytes / 2**20:.1f}"]
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("input", type=Path, metavar="IN", help="a checkpoint: ours, released, mmseg's or mmdet's")
-    parser.add_argument("output", type=Path, metavar="OUT", help="a .safetensors or .pth file")
-    parser.add_argument("--model", help="the model's name, where the file does not tell")
-    parser.add_argument("--form", choices=FORMS, default="compact")
-    parser.add_argument("--half", action="store_true", help="store the weights in float16")
-    parser.add_argument("--check", action="store_true", help="compare both forms on photographs; exit code 1 if unlike")
-    parser.add_argument("--images", type=Path, metavar="DIR", help="photographs of your own for --check")
-    parser.add_argument("--tolerance", type=float, help="of --check, relative to the largest output (default 1e-5)")
-    parser.add_argument("--no-ema", dest="ema", action="store_false", help="the weights themselves, not their average")
-    parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
-
-
-def main(argv: list[str] | None = None) -> int:
-    from wbmm.cli import main as wbmm_main
-
-    return wbmm_main(["reparam", *(sys.argv[1:] if argv is None else argv)])
-
-
-def run(args: argparse.Namespace) -> int:
-    check_target(args.output, args.force)
-    contents = safe_load(args.input)
-    if isinstance(contents, dict) and _is_mm(contents):
-        from .reparam_mm import run_mm
-
-        return run_mm(args, contents)
-    model, card = open_checkpoint(args.input, args.model, args.ema)
+def reparam(args: argparse.Namespace, contents: object) -> int:
+    """Fuses the model of a file that has been read, and writes it; 1 if `--check` finds a difference."""
+    model, card = open_checkpoint(args.input, args.model, args.ema, contents=contents)
     fused = fuse(model, args.form)
     if form_of(fused) == "training":
         raise CheckpointError(f"{args.input}: there is nothing to fuse in {card.describe()}")
@@ -87,11 +59,6 @@ def run(args: argparse.Namespace) -> int:
     write_weights(state_dict, new, args.output, args.force)
     _report(model, card, args.input, fused, new, args.output)
     return 0
-
-
-def _is_mm(contents: dict) -> bool:
-    state_dict = contents.get("state_dict", contents)
-    return isinstance(state_dict, dict) and any(str(key).startswith("backbone.") for key in state_dict)
 
 
 def store(state_dict: dict[str, Tensor], half: bool) -> dict[str, Tensor]:

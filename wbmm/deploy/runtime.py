@@ -12,15 +12,14 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from wbmm.io.card import ModelCard, as_asked, card_of, form_of
 from wbmm.io.digest import verify_digest
+from wbmm.io.files import SUFFIXES, load_model
+from wbmm.io.reader import METADATA_KEY
+from wbmm.io.screen import screen_onnx, screen_openvino
+from wbmm.machine import silence_telemetry
 from wbmm.models.state import CheckpointError
-from wbmm.telemetry import silence_telemetry
 from wbmm.text import printable
-
-from .card import METADATA_KEY, ModelCard
-from .describe import card_of, form_of, insist
-from .files import SUFFIXES, load_model
-from .screen import screen_onnx, screen_openvino
 
 __all__ = [
     "EXPORTED",
@@ -246,8 +245,8 @@ def _open_openvino(path: Path, device: str) -> Runner:
 
 def load_program(path: str | Path) -> tuple[torch.export.ExportedProgram, str | None]:
     """A program of `torch.export` and the text of its card; the file is checked first, since one could hold code."""
-    from .export.archive import check_archive
-    from .export.quiet import quiet
+    from wbmm.deploy.export.quiet import quiet
+    from wbmm.io.pt2 import check_archive
 
     contents = check_archive(_existing(path))
     extra = {f"{METADATA_KEY}.json": ""}
@@ -260,7 +259,7 @@ def load_program(path: str | Path) -> tuple[torch.export.ExportedProgram, str | 
 
 
 def _open_program(path: Path, device: str) -> Runner:
-    from .export.archive import check_sizes
+    from wbmm.io.pt2 import check_sizes
 
     program, text = load_program(path)
     card = _parse_card(path, text)
@@ -296,7 +295,7 @@ def open_runner(source: str | Path, device: str = "cpu", model: str | None = Non
     path = Path(source)
     if path.suffix in EXPORTED:
         runner = _open_exported(path, device)
-        insist(runner.card, model, None)
+        as_asked(runner.card, model, None)
         return runner
     if path.is_file():
         net = load_model(path, model, ema)

@@ -1,10 +1,11 @@
 """Layers of the family; what has an inference form offers `fuse()`, which returns it."""
 
+from wbmm.ops import GlobalResponseNorm
 from wbmm.ops.modules import PackedConv2d
 
-from .block import Block, FusedBlock
+from .block import Block, FusedBlock, SqueezeExcite
 from .depthwise import DepthwiseConv2d, DilatedReparamConv2d, FusedDepthwiseConv2d
-from .ffn import FeedForward, FusedFeedForward, GlobalResponseNorm
+from .ffn import FeedForward, FusedFeedForward
 from .full import FullConnection2d, FusedFullConnection2d
 from .fused import DenseWBMM2d, FusedHierarchicalWBMM2d, FusedWBMM2d
 from .interaction import (
@@ -16,7 +17,6 @@ from .interaction import (
     SerialWBMM2d,
 )
 from .mixers import HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
-from .se import SqueezeExcite
 from .slak import FusedSLaKConv2d, SLaKConv2d
 from .window_attention import FusedWindowAttention2d, WindowAttention2d
 

@@ -8,9 +8,9 @@ from timm.layers import LayerNorm2d
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from wbmm.deploy.describe import form_of
-from wbmm.deploy.fuse import FORMS, fuse
+from wbmm.io.card import form_of
 from wbmm.models import WBMM
+from wbmm.models.fuse import FORMS, fuse
 from wbmm.zoo import load_zoo
 
 from .pretrained import load_pretrained

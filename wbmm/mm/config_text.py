@@ -2,9 +2,9 @@
 
 import ast
 
-MOST_TEXT = 1 << 20  # characters; MMDetection's longest configuration has 20,000
-
 __all__ = ["read_model", "set_backbone_form"]
+
+MOST_TEXT = 1 << 20  # characters; MMDetection's longest configuration has 20,000
 
 
 def read_model(text: str) -> dict | None:

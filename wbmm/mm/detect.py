@@ -9,17 +9,15 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
-from wbmm.deploy.atomic import atomic_path, check_target
-from wbmm.deploy.images import progress_bar
-from wbmm.deploy.photos import find_images
-from wbmm.device import check_device
+from wbmm.data.images import find_images
+from wbmm.data.sources import BadImage, FileSource
+from wbmm.io.atomic import atomic_path, check_target
+from wbmm.machine import check_device
+from wbmm.progress import progress_bar
 from wbmm.text import printable
-from wbmm.train.data.sources import BadImage, FileSource
 
-from .coco_results import Numbering, to_results
-from .drawing import draw_objects
-from .overlay import class_colours
-from .targets import picture_targets
+from .coco import Numbering, to_results
+from .drawing import class_colours, draw_objects, picture_targets
 
 __all__ = ["EXAMPLE", "Detector", "Objects", "add_arguments", "open_detector", "run"]
 
@@ -94,7 +92,7 @@ class Detector:
 
 def open_detector(model: str, config: Path, fuse: bool = True, device: str = "cpu") -> Detector:
     """A detector from a checkpoint and its configuration."""
-    from .require import require
+    from .build import require
 
     try:
         require("det")

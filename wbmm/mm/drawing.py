@@ -1,9 +1,88 @@
-"""Detections as a picture: masks in colour, boxes, and a label with the score at each."""
+"""Segmentations and detections as pictures: colours, legends, boxes, labels."""
+
+import colorsys
+from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-__all__ = ["draw_objects"]
+from wbmm.io.atomic import check_target
+
+__all__ = ["class_colours", "draw_objects", "overlay", "picture_targets"]
+
+
+def picture_targets(folder: Path, paths: list[Path], force: bool) -> list[Path]:
+    """A picture for each image, all checked before the work starts; equal names get a number."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot make the folder {folder}: {error.strerror}") from None
+    taken: dict[str, int] = {}
+    targets = []
+    for path in paths:
+        number = taken[path.stem] = taken.get(path.stem, 0) + 1
+        targets.append(folder / f"{path.stem}{f'-{number}' if number > 1 else ''}.png")
+    inputs = {path.resolve() for path in paths}
+    for target in targets:
+        if target.resolve() in inputs:
+            raise ValueError(f"{target} is one of the images to read: choose another folder with --out")
+        check_target(target, force)
+    return targets
+
+
+BACKGROUND, TEXT = (24, 24, 28), (240, 240, 240)
+LEAST_WIDTH = 320
+LEAST_SHARE = 0.001  # of the pixels, to be named in the legend
+
+
+def class_colours(count: int, palette=None) -> np.ndarray:
+    """`[count, 3]` bytes: the data set's own colours where there are enough, or distinct hues."""
+    if palette is not None and len(palette) >= count:
+        return np.asarray(palette, dtype=np.uint8)[:count]
+    golden = 0.618034  # steps around the circle of hues that never come close to each other
+    shades = [(0.95, 0.75), (0.65, 0.9), (0.9, 0.5)]
+    colours = [colorsys.hsv_to_rgb(i * golden % 1, *shades[i % len(shades)]) for i in range(count)]
+    return np.round(255 * np.array(colours)).astype(np.uint8).reshape(count, 3)
+
+
+def overlay(
+    image: Image.Image, labels: np.ndarray, classes: list[str], colours: np.ndarray, opacity: float = 0.6
+) -> Image.Image:
+    """A picture with its classes in colour and, below it, the name and share of each that is there.
+
+    Args:
+        image: RGB.
+        labels: `[H, W]` class numbers, of the image's size.
+        classes: a name a class.
+        colours: `[classes, 3]`.
+        opacity: of the colours, from 0 to 1.
+    """
+    if labels.shape != (image.height, image.width):
+        raise ValueError(f"labels of {labels.shape[0]}x{labels.shape[1]} for an image of {image.height}x{image.width}")
+    painted = Image.blend(image, Image.fromarray(colours[labels]), opacity)
+    shares = np.bincount(labels.ravel(), minlength=len(classes)) / labels.size
+    shown = [int(number) for number in np.argsort(-shares) if shares[number] >= LEAST_SHARE]
+    return _with_legend(painted, [(f"{classes[n]}  {100 * shares[n]:.1f} %", tuple(colours[n])) for n in shown])
+
+
+def _with_legend(image: Image.Image, entries: list[tuple[str, tuple]]) -> Image.Image:
+    width = max(image.width, LEAST_WIDTH)
+    size = max(12, width // 50)
+    font = ImageFont.load_default(size)
+    longest = max((font.getlength(text) for text, _ in entries), default=0)
+    columns = max(1, int(width // (longest + 3 * size)))
+    rows = -(-len(entries) // columns)
+    step = round(1.6 * size)
+    sheet = Image.new("RGB", (width, image.height + rows * step + size), BACKGROUND)
+    sheet.paste(image, ((width - image.width) // 2, 0))
+    draw = ImageDraw.Draw(sheet)
+    for number, (text, colour) in enumerate(entries):
+        left = size // 2 + number % columns * (width // columns)
+        top = image.height + size // 2 + number // columns * step
+        draw.rectangle((left, top, left + size, top + size), fill=tuple(map(int, colour)))
+        draw.text((left + round(1.5 * size), top - size // 8), text, fill=TEXT, font=font)
+    return sheet
+
 
 OPACITY = 0.45
 

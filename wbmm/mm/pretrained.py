@@ -14,9 +14,12 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from wbmm.checkpoint import CheckpointError, explain_mismatch, find_state_dict, identify, load_weights, safe_load
 from wbmm.io.digest import mapped
+from wbmm.io.reader import safe_load
+from wbmm.io.weights import load_weights
+from wbmm.models.identify import explain_mismatch, identify
 from wbmm.models.released import convert_released
+from wbmm.models.state import CheckpointError, find_state_dict
 from wbmm.text import printable
 from wbmm.zoo import load_zoo
 

@@ -1,18 +1,56 @@
-"""Continuing a run of mmengine's: which checkpoint, and what of the configuration follows from it."""
+"""What mmengine loads: by the safe reader alone, and what of a configuration follows from the checkpoint.
 
+mmengine's own loader falls back to an unsafe load, and its `resume` runs a configuration found in the file.
+"""
+
+import os
 import re
 from pathlib import Path
 
 from mmengine.config import Config
+from mmengine.runner import CheckpointLoader
 
-from wbmm.checkpoint import CheckpointError, find_state_dict, identify
+from wbmm.io.reader import safe_load
+from wbmm.models.identify import identify
 from wbmm.models.released import convert_released
+from wbmm.models.state import CheckpointError, find_state_dict
 from wbmm.text import printable
 
-from .checkpoint import PREFIX, backbone_config, is_mm_checkpoint
-from .safety import read_checkpoint
+from .pretrained import fetch
+from .reparam import PREFIX, backbone_config, is_mm_checkpoint
 
-__all__ = ["check_load_from", "find_checkpoints", "prepare_resume"]
+__all__ = ["check_load_from", "find_checkpoints", "prepare_resume", "read_checkpoint", "use_safe_reader"]
+
+
+def use_safe_reader() -> None:
+    """From here on, mmengine reads checkpoints of this process with our reader alone, wherever they come from."""
+    for scheme in list(CheckpointLoader._schemes):
+        local = scheme == ""
+        web = re.match(scheme, "https://x") is not None or re.match(scheme, "http://x") is not None
+        loader = _load_from_checked_file if local or web else _load_from_nowhere
+        CheckpointLoader.register_scheme(prefixes=scheme, loader=loader, force=True)
+
+
+def read_checkpoint(path: str | os.PathLike) -> dict:
+    """The contents of a segmentor's or detector's checkpoint, on the CPU, as plain data."""
+    contents = safe_load(os.path.expanduser(path))
+    if not isinstance(contents, dict):
+        raise CheckpointError(f"{path}: holds a {type(contents).__name__}, not a checkpoint")
+    if isinstance(contents.get("meta"), dict):
+        contents["meta"].pop("config", None)  # Python that mmengine's resume would run
+    return contents
+
+
+# mmengine logs the part of these names after `load_from_`.
+def _load_from_checked_file(filename: str, map_location=None) -> dict:
+    return read_checkpoint(fetch(filename))
+
+
+def _load_from_nowhere(filename: str, map_location=None) -> dict:
+    raise CheckpointError(
+        f"{filename}: checkpoints are read from files and http(s) only; download it and give its path"
+    )
+
 
 _NEEDED = ("meta", "state_dict", "optimizer", "param_schedulers", "message_hub")
 

@@ -7,15 +7,14 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageOps
 
-from wbmm.deploy.atomic import atomic_path
-from wbmm.deploy.images import progress_bar
-from wbmm.deploy.photos import find_images
-from wbmm.device import check_device
+from wbmm.data.images import find_images
+from wbmm.data.sources import BadImage, FileSource
+from wbmm.io.atomic import atomic_path
+from wbmm.machine import check_device
+from wbmm.progress import progress_bar
 from wbmm.text import printable
-from wbmm.train.data.sources import BadImage, FileSource
 
-from .overlay import class_colours, overlay
-from .targets import picture_targets
+from .drawing import class_colours, overlay, picture_targets
 
 __all__ = ["EXAMPLE", "Segmenter", "add_arguments", "open_segmenter", "run"]
 
@@ -57,7 +56,7 @@ def open_segmenter(model: str, config: Path | None, fuse: bool = True, device: s
         return _open_exported(model, device)
     if config is None:
         raise ValueError(f"{model}: a segmentor's checkpoint needs its configuration (--config FILE)")
-    from .require import require
+    from .build import require
 
     try:
         require("seg")

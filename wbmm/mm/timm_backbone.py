@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import wbmm  # noqa: F401  (registers convnext_tiny_wbmm)
-from wbmm.checkpoint import CheckpointError
+from wbmm.models.state import CheckpointError
 from wbmm.text import printable
 from wbmm.zoo import load_zoo
 

@@ -9,9 +9,9 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from timm.models.convnext import ConvNeXt
 
-from wbmm.replace import replace_depthwise
+from .replace import replace_depthwise
 
-__all__ = ["ConvNeXtWBMM"]  # the registry adds each entry point
+__all__ = ["ConvNeXtWBMM"]
 
 
 class ConvNeXtWBMM(ConvNeXt):

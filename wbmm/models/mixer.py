@@ -28,7 +28,7 @@ HIER_WINDOWS = ("14+7", "14+7", 14, 7)
 
 
 @dataclass(frozen=True)
-class Site:
+class MixerArgs:
     """Where a mixer is built.
 
     Attributes:
@@ -38,7 +38,7 @@ class Site:
         window: of the stage, for mixers that have one.
         mixer: its name, for errors.
         padding_mode: how maps are padded to whole windows.
-        large_kernel: the convolution that runs a depthwise mixer, see `wbmm.layers.large_kernel`.
+        large_kernel: the convolution that runs a depthwise mixer, see `wbmm.layers.depthwise`.
         factory: device and dtype.
     """
 
@@ -52,7 +52,7 @@ class Site:
     factory: dict = field(default_factory=dict)
 
 
-def _wbmm(site: Site) -> nn.Module:
+def _wbmm(site: MixerArgs) -> nn.Module:
     options = {"padding_mode": site.padding_mode, **site.factory}
     if site.letter == "M":
         if site.window.hierarchical:
@@ -64,10 +64,10 @@ def _wbmm(site: Site) -> nn.Module:
     return WBMM2d(site.dim, site.window.size, **options)
 
 
-def _windowed(layer: Callable[..., nn.Module]) -> Callable[[Site], nn.Module]:
+def _windowed(layer: Callable[..., nn.Module]) -> Callable[[MixerArgs], nn.Module]:
     """The builder of a layer with one window."""
 
-    def build(site: Site) -> nn.Module:
+    def build(site: MixerArgs) -> nn.Module:
         if site.window.hierarchical:
             raise ValueError(
                 f"mixer {site.mixer!r} has no hierarchical form; the window of stage {site.stage + 1} is "
@@ -78,11 +78,11 @@ def _windowed(layer: Callable[..., nn.Module]) -> Callable[[Site], nn.Module]:
     return build
 
 
-def _slak(site: Site) -> nn.Module:
+def _slak(site: MixerArgs) -> nn.Module:
     return SLaKConv2d(site.dim, SLAK_KERNELS[site.stage], **site.factory)
 
 
-def _kernel(layer: Callable[..., nn.Module], size: int) -> Callable[[Site], nn.Module]:
+def _kernel(layer: Callable[..., nn.Module], size: int) -> Callable[[MixerArgs], nn.Module]:
     """The builder of a depthwise convolution."""
     return lambda site: layer(site.dim, size, large_kernel=site.large_kernel, **site.factory)
 
@@ -92,7 +92,7 @@ def _see_window(axis, side: int, stage: int):
 
 
 @dataclass(frozen=True)
-class Mixer:
+class MixerKind:
     """An operator for W blocks.
 
     Attributes:
@@ -103,36 +103,38 @@ class Mixer:
         fused: the name of what it is once fused, where that is another mixer.
     """
 
-    build: Callable[[Site], nn.Module]
+    build: Callable[[MixerArgs], nn.Module]
     reach: Callable = _see_window
     large_kernel: bool = False
     block: dict = field(default_factory=dict)
     fused: str | None = None
 
 
-def _depthwise(size: int) -> Mixer:
-    return Mixer(_kernel(DepthwiseConv2d, size), lambda axis, side, stage: axis.conv(size, 1), large_kernel=True)
+def _depthwise(size: int) -> MixerKind:
+    return MixerKind(_kernel(DepthwiseConv2d, size), lambda axis, side, stage: axis.conv(size, 1), large_kernel=True)
 
 
 MIXERS = {
-    "wbmm": Mixer(_wbmm),
-    "wbmm_hier": Mixer(_wbmm),  # with windows of its own: `resolve`
-    "dw13_reparam": Mixer(
+    "wbmm": MixerKind(_wbmm),
+    "wbmm_hier": MixerKind(_wbmm),  # with windows of its own: `resolve`
+    "dw13_reparam": MixerKind(
         _kernel(DilatedReparamConv2d, 13), lambda axis, side, stage: axis.conv(13, 1), large_kernel=True, fused="dw13"
     ),
-    "slak_all": Mixer(_slak, lambda axis, side, stage: axis.conv(SLAK_KERNELS[stage], 1)),  # in D blocks too: `resolve`
-    "slak": Mixer(_slak, lambda axis, side, stage: axis.conv(SLAK_KERNELS[stage], 1)),
+    "slak_all": MixerKind(
+        _slak, lambda axis, side, stage: axis.conv(SLAK_KERNELS[stage], 1)
+    ),  # in D blocks too: `resolve`
+    "slak": MixerKind(_slak, lambda axis, side, stage: axis.conv(SLAK_KERNELS[stage], 1)),
     # Without SE and with the narrower feed-forward part, its net is about as large as WBMM's.
-    "win_attn": Mixer(_windowed(WindowAttention2d), block={"ffn_ratio": 2.5, "se": False}),
-    "full": Mixer(_windowed(FullConnection2d)),
-    "no_shortcut": Mixer(_windowed(partial(WBMM2d, shortcut=False)), fused="wbmm"),
-    "parallel": Mixer(_windowed(ParallelWBMM2d), lambda axis, side, stage: axis.windows(side) | axis.conv(3, 1)),
-    "serial": Mixer(_windowed(SerialWBMM2d), lambda axis, side, stage: axis.windows(side).conv(3, 1)),
-    "half": Mixer(_windowed(HalfWBMM2d), lambda axis, side, stage: axis.windows(side) | axis.conv(3, 1)),
+    "win_attn": MixerKind(_windowed(WindowAttention2d), block={"ffn_ratio": 2.5, "se": False}),
+    "full": MixerKind(_windowed(FullConnection2d)),
+    "no_shortcut": MixerKind(_windowed(partial(WBMM2d, shortcut=False)), fused="wbmm"),
+    "parallel": MixerKind(_windowed(ParallelWBMM2d), lambda axis, side, stage: axis.windows(side) | axis.conv(3, 1)),
+    "serial": MixerKind(_windowed(SerialWBMM2d), lambda axis, side, stage: axis.windows(side).conv(3, 1)),
+    "half": MixerKind(_windowed(HalfWBMM2d), lambda axis, side, stage: axis.windows(side) | axis.conv(3, 1)),
 }
 
 
-def find_mixer(name: str) -> Mixer:
+def find_mixer(name: str) -> MixerKind:
     """The operator of a name: one of `MIXERS`, or dwK for a KxK depthwise convolution."""
     if str(name) in MIXERS:
         return MIXERS[name]
@@ -169,7 +171,7 @@ def resolve(
     return "wbmm", patterns, own
 
 
-def create_mixer(site: Site) -> nn.Module:
+def create_mixer(site: MixerArgs) -> nn.Module:
     """The spatial mixer of one block of a pattern."""
     if site.letter == "D":
         return DepthwiseConv2d(site.dim, **site.factory)

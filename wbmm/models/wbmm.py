@@ -24,13 +24,13 @@ from wbmm.ops.windows import to_channels_last
 from wbmm.zoo import ZooModel, load_zoo
 
 from .identify import explain_mismatch
-from .mixer import Site, block_options, create_mixer, resolve
+from .mixer import MixerArgs, block_options, create_mixer, resolve
 from .pattern import parse_pattern, parse_windows
 from .recompute import run_checkpointed
 from .released import convert_released
 from .state import find_state_dict
 
-__all__ = ["WBMM"]  # the registry adds each entry point
+__all__ = ["WBMM"]
 
 
 class Stem(nn.Module):
@@ -83,7 +83,7 @@ class Stage(nn.Module):
         self.blocks = nn.Sequential(
             *(
                 Block(
-                    create_mixer(Site(letter, dim, **mixer_args, factory=dd)),
+                    create_mixer(MixerArgs(letter, dim, **mixer_args, factory=dd)),
                     dim,
                     ls_init_value=ls_init_value,
                     drop_path=rate,

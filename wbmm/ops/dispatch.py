@@ -16,14 +16,14 @@ import torch.nn.functional as F
 from timm.models import register_notrace_function
 from torch import Tensor
 
+from wbmm.ops.backends import Backend, Call
+from wbmm.ops.backends.onednn import OneDNN
+from wbmm.ops.backends.tiled import Tiled
+
 from . import reference
-from .backends import Backend, Call
-from .backends.onednn import OneDNN
-from .backends.tiled import Tiled
-from .eager import obstacle, unusual, wants_grad
 from .kept import Kept
+from .obstacles import obstacle, reads_as_built, unusual, wants_grad
 from .tables import Window, expand
-from .untouched import reads_as_built
 from .windows import check_map
 
 __all__ = ["BACKENDS", "conv2d", "gated_ffn", "kept_matrix", "use_backend", "watch", "windowed"]

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .eager import is_eager, is_transformed
+from .obstacles import is_eager, is_transformed
 
 Window = tuple[int, int]
 

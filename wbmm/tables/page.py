@@ -5,11 +5,11 @@ import io
 from collections.abc import Callable
 from pathlib import Path
 
-from wbmm.bench.machine import machine_facts, measured_line
-from wbmm.deploy.atomic import atomic_path
+from wbmm.io.atomic import atomic_path
+from wbmm.machine import machine_facts, measured_line
 from wbmm.text import render_table
 
-from .measured import Measured, records
+from .measure import Measured, records
 
 __all__ = ["check_pages", "csv_text", "differences", "markdown_text", "write_pages"]
 

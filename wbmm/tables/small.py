@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from wbmm.train.compare import Entry, compare
+from wbmm.bench.compare import Entry, compare
 from wbmm.train.report import RunFacts
 
 from .rows import Row

@@ -1,4 +1,4 @@
-"""From a configuration to a model, a run, and a run that continues another."""
+"""From a configuration to a model, its starting weights, a run, and a run that continues another."""
 
 import os
 from collections.abc import Callable
@@ -8,17 +8,80 @@ import torch
 import torch.nn as nn
 from timm.layers import convert_sync_batchnorm
 from timm.utils import ModelEmaV3
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from wbmm.io.card import read_card
+from wbmm.io.reader import safe_load
+from wbmm.io.weights import load_weights, read_state_dict
+from wbmm.models.identify import identify
+from wbmm.models.state import CheckpointError
+
 from . import checkpoint
+from .checkpoint import check_like, check_optimizer, check_parts, check_weights, part, read_position
 from .config import TrainConfig, config_from_dict, to_dict
 from .dist import World, broadcast_object
 from .engine import Run
 from .known import create_model
 from .optim import freeze
-from .parts import check_like, check_optimizer, check_parts, check_weights, part, read_position
 
-__all__ = ["build_ema", "build_model", "check_same_run", "find_resume", "restore", "set_reproducible", "wrap"]
+__all__ = [
+    "build_ema",
+    "build_model",
+    "check_same_run",
+    "find_resume",
+    "init_weights",
+    "restore",
+    "set_reproducible",
+    "wrap",
+]
+
+
+def init_weights(model: nn.Module, path: Path, resize_tables: bool = False) -> str:
+    """Loads `path` into `model` and says what was done.
+
+    A classifier of another number of classes stays as initialised; anything else that does not fit is an error.
+
+    Args:
+        model: The model to start.
+        path: A run's checkpoint (its moving average, if it has one), or a file of weights.
+        resize_tables: Interpolate tables of other window sizes.
+    """
+    state_dict = dict(read_state_dict(path))
+    seen = identify(state_dict)
+    if seen is not None and seen.form != "training":
+        raise CheckpointError(
+            f"{path} is fused ({seen.form} form), which cannot be trained: batch norms and branches are folded into "
+            f"its weights. Fine-tuning needs the training checkpoint that it was made from{_source(path)}"
+        )
+    own = model.state_dict()
+    fresh = [
+        key
+        for key in _classifier_keys(model)
+        if key in own and (key not in state_dict or _has_other_classes(state_dict[key], own[key]))
+    ]
+    state_dict.update({key: own[key] for key in fresh})
+    try:
+        load_weights(model, state_dict, resize_tables=resize_tables)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    head = f"; the classifier is new ({', '.join(fresh)})" if fresh else ""
+    return f"started from the weights in {path}{head}"
+
+
+def _has_other_classes(value: Tensor, own: Tensor) -> bool:
+    return value.ndim == own.ndim and value.shape[1:] == own.shape[1:] and len(value) != len(own)
+
+
+def _source(path: Path) -> str:
+    card = read_card(Path(path), safe_load(path))
+    return f": {card.source['file']}" if card and card.source else ""
+
+
+def _classifier_keys(model: nn.Module) -> list[str]:
+    classifier = model.get_classifier()
+    names = [name for name, module in model.named_modules() if module is classifier]
+    return [f"{name}.{part}" for name in names for part in ("weight", "bias")]
 
 
 def set_reproducible(config: TrainConfig):

@@ -12,45 +12,25 @@ from typing import Any
 
 import yaml
 
+from wbmm.data.config import PATH, AugmentConfig, DataConfig, MixConfig, check_reader_args
+from wbmm.fields import Choice, Items, Plain, Range, Text, show, takes
+
 from .batch import scale_lr
-from .fields import Choice, Items, Plain, Range, Text, show, takes
-from .known import MODELS, OPTIMIZERS, AutoAugment, check_model, optimizer_options
+from .known import MODELS, OPTIMIZERS, check_model, optimizer_options
 
 __all__ = [
-    "READER_ARGS",
     "TrainConfig",
     "check_config",
-    "check_reader_args",
     "config_from_dict",
     "load_config",
     "to_dict",
     "to_yaml",
 ]
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_STD = (0.229, 0.224, 0.225)
 
-
-PROBABILITY = Range(0.0, 1.0)
-PATH = Text(4096)
-SOURCE = Text(
-    most=1024,
-    pattern=r"folder|tar|wds|digits|idx|hfds/.+",
-    valid="folder, tar, wds, hfds/<name or folder>, digits, idx (a stream cannot be read by index)",
-)
 SEEDS = Range(0, 2**63 - 1)  # what the order of the data is hashed from
 MOST_EPOCHS, MOST_STEPS, MOST_MINUTES = 100_000, 10**9, 10_000.0
 
-# data.args: what the reader of each source takes, and two limits for all of them.
-LIMITS = {"train_limit": int, "val_limit": int}
-READER_ARGS = {
-    "folder": {"class_map": str | list},
-    "tar": {"class_map": str | list},
-    "wds": {"target_key": str, "index": str},
-    "hfds": {"input_key": str, "target_key": str},
-    "digits": {},
-    "idx": {},
-}
 MOST_VALUES, DEEPEST = 10_000, 20  # in a file; aliases could make it endless
 WRITTEN_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 
@@ -66,47 +46,6 @@ class ModelConfig:
     channels_last: bool = True
     compile: bool = False
     sync_bn: bool = False
-
-
-@dataclass
-class DataConfig:
-    source: str = takes("folder", SOURCE)
-    root: str | None = takes(None, PATH)
-    train_split: str = takes("train", Text())
-    val_split: str = takes("val", Text())
-    size: int = takes(224, Range(1, 8192))
-    in_chans: int = takes(3, Choice(3, 1))
-    num_classes: int | None = takes(None, Range(2, 1_000_000))  # None: counted from the data
-    workers: int = takes(8, Range(0, 512))
-    in_memory: bool = False
-    on_bad_image: str = takes("fail", Choice("fail", "skip"))
-    interpolation: str = takes("bicubic", Choice("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming"))
-    crop_pct: float = takes(0.875, Range(0.0, 1.0, "(]"))
-    mean: list[float] = takes(list(IMAGENET_MEAN), Items(1, 3, PROBABILITY))  # of pixels from 0 to 1
-    std: list[float] = takes(list(IMAGENET_STD), Items(1, 3, Range(1e-3, 1.0)))
-    args: dict = takes({}, Plain())  # see READER_ARGS
-
-
-@dataclass
-class AugmentConfig:
-    auto: str | None = takes("rand-m9-mstd0.5-inc1", AutoAugment())
-    color_jitter: float = takes(0.4, PROBABILITY)
-    reprob: float = takes(0.25, PROBABILITY)
-    remode: str = takes("pixel", Choice("pixel", "rand", "const"))
-    hflip: float = takes(0.5, PROBABILITY)
-    scale: list[float] = takes([0.08, 1.0], Items(2, 2, Range(0.0, 4.0, "(]")))
-    ratio: list[float] = takes([3 / 4, 4 / 3], Items(2, 2, Range(0.01, 100.0)))
-    shift: int = takes(0, Range(0, 8191))  # random translation in pixels, in-memory path only
-
-
-@dataclass
-class MixConfig:
-    mixup: float = takes(0.8, Range(0.0, 100.0))
-    cutmix: float = takes(1.0, Range(0.0, 100.0))
-    prob: float = takes(1.0, PROBABILITY)
-    switch_prob: float = takes(0.5, PROBABILITY)
-    mode: str = takes("batch", Choice("batch", "pair", "elem"))
-    label_smoothing: float = takes(0.1, Range(0.0, 1.0, "[)"))
 
 
 @dataclass
@@ -429,21 +368,6 @@ def _check_images(config: TrainConfig) -> None:
         raise ValueError(f"augment.shift must be below data.size ({data.size}), got {augment.shift}")
     if (config.mix.mixup > 0 or config.mix.cutmix > 0) and config.batch % 2:
         raise ValueError(f"mixup and cutmix pair the images of a batch: batch must be even, got {config.batch}")
-
-
-def check_reader_args(data: DataConfig) -> None:
-    """Raises unless `data.args` are options of the source."""
-    valid = READER_ARGS.get(data.source.partition("/")[0], {}) | LIMITS
-    for key, value in data.args.items():
-        if key not in valid:
-            raise ValueError(f"data.args.{key} is no option of data.source={data.source}; valid: {', '.join(valid)}")
-        if value is None:
-            continue
-        if key in LIMITS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"data.args.{key} must be a whole number above 0, or null, got {show(value)}")
-        if not isinstance(value, valid[key]) or not value:
-            kind = "text" if valid[key] is str else "a text file or a list of names"
-            raise ValueError(f"data.args.{key} must be {kind}, got {show(value)}")
 
 
 def _check_rates(config: TrainConfig) -> None:

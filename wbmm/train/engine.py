@@ -13,35 +13,25 @@ from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3
 from torch import Tensor
 
+from wbmm.data.mix import BatchMixer
+from wbmm.data.order import hash64
+from wbmm.train.checkpoint import Position
+
 from . import checkpoint
 from .batch import BatchPlan
-from .clock import Clock, memory_mb
 from .config import TrainConfig, to_dict
-from .data import Data, Mixer
-from .data.order import hash64
 from .dist import World, all_sum, gather_objects
 from .evaluate import evaluate
 from .guard import MARKER, BufferSnapshot, StopSignal, nonfinite_gradients, nonfinite_layers, write_marker
-from .log import RunLogger
-from .metrics import writing
+from .loaders import Data
+from .log import Clock, RunLogger, memory_mb, writing
 from .optim import set_train_mode
 
-__all__ = ["Position", "Run", "train"]
+__all__ = ["Run", "train"]
 
 FINISHED, STOPPED = "finished", "stopped"
 STEP_RANDOMNESS = 100  # what the hash is for; data.order uses the small numbers
 AMP_DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-
-@dataclass
-class Position:
-    """Where a run is. Randomness is a function of it, so that it is all that resuming needs besides the weights."""
-
-    step: int = 0  # optimiser steps done
-    evaluated: bool = True  # whether the evaluation that is due at this step has been done
-    skips: int = 0  # steps skipped in a row because of a loss that was not finite
-    best: float | None = None
-    metrics: dict = field(default_factory=dict)  # of the last evaluation
 
 
 @dataclass
@@ -52,7 +42,7 @@ class Run:
     world: World
     plan: BatchPlan
     data: Data
-    mixer: Mixer
+    mixer: BatchMixer
     model: nn.Module  # the bare model: evaluated, saved
     wrapped: nn.Module  # what is called in training: the model, or DDP around it
     ema: ModelEmaV3 | None

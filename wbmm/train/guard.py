@@ -1,9 +1,9 @@
-"""What may go wrong in a step: a loss that is not finite, and a signal that asks the run to stop."""
+"""What may go wrong in a run: losses that are not finite, signals that ask it to stop, two runs in one folder."""
 
+import fcntl
 import json
 import os
 import signal
-import threading
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -12,22 +12,45 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .metrics import write_text
+from wbmm.data.loader import SIGNALS
+
+from .log import write_text
 
 __all__ = [
     "BufferSnapshot",
     "StopSignal",
     "clear_marker",
-    "detach_worker",
+    "lock_folder",
     "nonfinite_gradients",
     "nonfinite_layers",
     "read_marker",
-    "starting_workers",
     "write_marker",
 ]
 
+
+@contextmanager
+def lock_folder(folder: Path, main: bool = True):
+    """Holds the folder for this run; only the main process does. The system lets go of it however the process ends."""
+    if not main:
+        yield
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = open(folder / ".lock", "w")  # noqa: SIM115 (closed below; its errors are not those of the run)
+    except OSError as error:
+        raise ValueError(f"out={folder} cannot be written: {error.strerror or error}; choose another folder") from error
+    with lock as file:
+        try:
+            # lockf, not flock: data workers must not inherit it, they outlive a killed run by some seconds
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):
+            raise ValueError(f"another process is training in {folder}; stop it, or choose another out=") from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+
+
 MARKER = "interrupted.json"
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 ONE_PRESS_S = 0.5  # a launcher may pass on the Ctrl-C that the terminal has sent to all processes already
 NOTHING_TO_SAVE = "Ctrl-C: stopped; there was nothing to save"
 
@@ -83,38 +106,6 @@ class StopSignal:
         if self._say:
             with suppress(OSError):
                 os.write(2, f"{chr(10) if os.isatty(2) else ''}{text}\n".encode())
-
-
-@contextmanager
-def starting_workers():
-    """Around the start of data workers, which inherit that they get no signal before `detach_worker` has run.
-
-    Ctrl-C in a terminal goes to all of its processes; workers never need it."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def detach_worker(_worker: int = 0):
-    """For a data worker, at its start: launchers signal the whole process group, or every process of a job, and a
-    worker that dies of it takes the run down before it has saved."""
-    os.setpgid(0, 0)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    if hasattr(signal, "sigwaitinfo"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-        threading.Thread(target=_obey_parent, daemon=True).start()
-    else:  # macOS has none: there a SIGTERM to every single process ends the workers
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-
-
-def _obey_parent():
-    """Ends this worker on its own process's SIGTERM alone. It cannot be ignored: Python sends it to workers that are
-    left at its exit, after an error for instance, and then waits for them."""
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
-        pass
-    os._exit(0)
 
 
 def write_marker(folder: Path, **facts):

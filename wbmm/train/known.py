@@ -10,12 +10,11 @@ from importlib.util import find_spec
 import timm
 import torch
 import torch.nn as nn
-from timm.data.auto_augment import augment_and_mix_transform, auto_augment_transform, rand_augment_transform
 from timm.optim import get_optimizer_info, list_optimizers
 
-from .fields import Known, Range, show
+from wbmm.fields import Known, Range, show
 
-__all__ = ["MODELS", "OPTIMIZERS", "AutoAugment", "check_model", "create_model", "frozen_names", "optimizer_options"]
+__all__ = ["MODELS", "OPTIMIZERS", "check_model", "create_model", "frozen_names", "optimizer_options"]
 
 # Arguments of timm.create_model that fetch or read something, or that have a place of their own.
 ELSEWHERE = {
@@ -31,44 +30,6 @@ NOT_OURS = (*FEATURES, "scriptable", "exportable", "no_jit", "cache_dir")
 NUMBER, WINDOW = Range(-16384, 16384), Range(1, 64)
 MOST_BLOCKS = 1000
 MOST_PARAMETERS = 20e9
-
-# The strings of augment.auto: what the first part may be, and the numbers that may follow it.
-STD = Range(0.0, 1000.0)
-SWITCH = Range(0, 1)
-RAND = {"m": Range(0, 30), "n": Range(1, 20), "p": Range(0.0, 1.0), "mstd": STD, "mmax": Range(1, 30), "inc": SWITCH}
-RAND_SETS = ("tweights", "t3a", "t3aw")
-AUGMIX = {"m": Range(0, 10), "w": Range(1, 10), "d": Range(1, 10), "a": Range(0.01, 100.0), "b": SWITCH, "mstd": STD}
-POLICIES = ("original", "originalr", "v0", "v0r", "3a")
-SECTIONS = {"rand": RAND, "augmix": AUGMIX} | {name: {"mstd": STD} for name in POLICIES}
-BUILDERS = {"rand": rand_augment_transform, "augmix": augment_and_mix_transform}
-EXAMPLES = "rand-m9-mstd0.5-inc1, augmix-m3-w3 or original-mstd0.5"
-
-
-class AutoAugment:
-    """timm's string for RandAugment, AugMix or AutoAugment; timm itself passes over what it does not understand."""
-
-    def problem(self, value: str) -> str | None:
-        kind, *sections = value.split("-")
-        if kind not in SECTIONS:
-            return f"is {show(value)}; valid: strings such as {EXAMPLES}, or null"
-        for section in sections:
-            if found := self._wrong(kind, section):
-                return f"{show(value)}: {found}; an example: {EXAMPLES}"
-        BUILDERS.get(kind, auto_augment_transform)(value)
-        return None
-
-    def _wrong(self, kind: str, section: str) -> str | None:
-        if kind == "rand" and section in RAND_SETS:
-            return None
-        valid = SECTIONS[kind]
-        parts = re.fullmatch(r"([a-z]+)(\d{1,6}(?:\.\d{1,6})?)", section)
-        if not parts or parts[1] not in valid:
-            return f"the part {show(section)} is not one of {', '.join(valid)} with a number"
-        rule = valid[parts[1]]
-        if isinstance(rule.low, int) and "." in parts[2]:
-            return f"{parts[1]} must be a whole number, got {parts[2]}"
-        found = rule.problem(float(parts[2]))
-        return found and f"{parts[1]} {found}"
 
 
 def _is_optimizer(name: str) -> bool:

@@ -9,26 +9,24 @@ from pathlib import Path
 import torch
 
 import wbmm  # noqa: F401  (registers the models)
+from wbmm.data.mix import BatchMixer
 from wbmm.handler import INTERRUPTED, run_command
 
 from . import checkpoint
 from .batch import plan_batch, scale_lr
-from .build import build_ema, build_model, check_same_run, find_resume, restore, set_reproducible, wrap
+from .build import build_ema, build_model, check_same_run, find_resume, init_weights, restore, set_reproducible, wrap
 from .config import TrainConfig, load_config, to_yaml
-from .data import Mixer, build_data
 from .dist import World, broadcast_object, is_peer_failure, setup
 from .engine import STOPPED, Run, train
-from .guard import NOTHING_TO_SAVE, StopSignal, clear_marker
-from .init import init_weights
-from .lock import lock_folder
-from .log import RunLogger
-from .metrics import write_text, writing
+from .guard import NOTHING_TO_SAVE, StopSignal, clear_marker, lock_folder
+from .loaders import build_data
+from .log import RunLogger, write_text, writing
 from .optim import build_optimizer, build_scheduler
 from .report import write_summary
 
-EXAMPLE = "wbmm train configs/digits.yaml schedule.epochs=20 out=runs/digits"
-
 __all__ = ["EXAMPLE", "Result", "add_arguments", "fit", "main", "run"]
+
+EXAMPLE = "wbmm train configs/digits.yaml schedule.epochs=20 out=runs/digits"
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ def build(config: TrainConfig, world: World, stop: StopSignal) -> Run:
         world=world,
         plan=plan,
         data=data,
-        mixer=Mixer(config, data.num_classes, world.rank),
+        mixer=BatchMixer(config.mix, data.num_classes, config.seed, world.rank),
         model=model,
         wrapped=model,
         ema=ema,

@@ -1,14 +1,39 @@
-"""What is exported: a model, with normalisation in front and plain tensors as outputs."""
+"""What is exported: a model with normalisation in front, plain tensors as outputs, and some parts as single nodes.
+
+Tracing is several times faster so, and what a file computes there is ours to choose (`translate.py`).
+"""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from torch import Tensor
 
-from wbmm.deploy.card import ModelCard
+from wbmm.io.card import ModelCard
+from wbmm.layers import DenseWBMM2d, FusedFeedForward
+from wbmm.layers.fused import CompactMixer
+from wbmm.ops import reference
+from wbmm.ops.backends.onednn.convolution import is_convolvable, table_to_kernel, windowed_convolution
+from wbmm.ops.reference import opaque_product
+from wbmm.ops.tables import scales_of
+from wbmm.ops.windows import crop, pad_to_windows
 
-__all__ = ["INPUT_NAME", "Features", "Graph", "Normalize"]
+__all__ = [
+    "INPUT_NAME",
+    "ConvolvedMixer",
+    "ExactAdaptivePool",
+    "Features",
+    "Graph",
+    "Normalize",
+    "OpaqueFeedForward",
+    "OpaqueMixer",
+    "make_opaque",
+    "opaque_convolution",
+    "opaque_ffn",
+    "replace_pooling",
+]
 
 INPUT_NAME = "images"
 
@@ -58,3 +83,135 @@ class Graph(nn.Module):
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, ...]:
         outputs = self.net(self.normalize(images))
         return outputs if isinstance(outputs, Tensor) else tuple(outputs)
+
+
+class ExactAdaptivePool(nn.Module):
+    """`nn.AdaptiveAvgPool2d` for maps of any size, as two small matrix products.
+
+    Its bins depend on the size of the map, which exporters want to be a constant. Here they are rows of a matrix that
+    the graph builds from the size.
+    """
+
+    def __init__(self, output_size: tuple[int, int]) -> None:
+        super().__init__()
+        self.output_size = output_size
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = (self._bins(side, bins, x) for side, bins in zip(x.shape[-2:], self.output_size, strict=True))
+        return rows @ x @ columns.transpose(0, 1)
+
+    @staticmethod
+    def _bins(side: int, bins: int, like: Tensor) -> Tensor:
+        """`[bins, side]`: bin i averages positions floor(i*side/bins) to ceil((i+1)*side/bins), the end excluded."""
+        i = torch.arange(bins, device=like.device)[:, None]
+        start = torch.div(i * side, bins, rounding_mode="floor")
+        end = torch.div((i + 1) * side + bins - 1, bins, rounding_mode="floor")
+        position = torch.arange(side, device=like.device)[None]
+        inside = torch.logical_and(position >= start, position < end)
+        return inside.to(like.dtype) / (end - start).to(like.dtype)
+
+
+def replace_pooling(module: nn.Module) -> nn.Module:
+    """Gives adaptive average pooling to more than one bin its exact form, in place."""
+    for name, child in module.named_children():
+        if isinstance(child, nn.AdaptiveAvgPool2d) and child.output_size not in (1, (1, 1)):
+            size = child.output_size
+            setattr(module, name, ExactAdaptivePool((size, size) if isinstance(size, int) else tuple(size)))
+        else:
+            replace_pooling(child)
+    return module
+
+
+@torch.library.custom_op("wbmm::ffn", mutates_args=())
+def opaque_ffn(
+    x: Tensor,
+    gate: Tensor,
+    shortcut: Tensor,
+    w1: Tensor,
+    b1: Tensor,
+    gamma: Tensor,
+    w2: Tensor,
+    b2: Tensor,
+    eps: float,
+) -> Tensor:
+    """`reference.gated_ffn` as one node; the result is contiguous."""
+    grn = partial(reference.grn, gamma=gamma, beta=None, eps=eps)
+    fc1, fc2 = partial(F.linear, weight=w1, bias=b1), partial(F.linear, weight=w2, bias=b2)
+    return reference.gated_ffn(x, fc1, grn, fc2, gate, shortcut=shortcut).contiguous()
+
+
+@opaque_ffn.register_fake
+def _(x, gate, shortcut, w1, b1, gamma, w2, b2, eps):
+    return torch.empty(shortcut.shape, dtype=x.dtype, device=x.device)
+
+
+@torch.library.custom_op("wbmm::windowed_convolution", mutates_args=())
+def opaque_convolution(x: Tensor, kernel: Tensor, window: list[int], bias: Tensor | None, padding_mode: str) -> Tensor:
+    """`windowed_convolution` as one node, padded to whole windows first; the result is contiguous."""
+    padded = pad_to_windows(x, tuple(window), padding_mode)
+    return crop(windowed_convolution(padded, kernel, tuple(window), bias), *x.shape[-2:]).contiguous()
+
+
+@opaque_convolution.register_fake
+def _(x, kernel, window, bias, padding_mode):
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+class OpaqueMixer(nn.Module):
+    """A fused mixer as the node `wbmm::windowed_product`."""
+
+    def __init__(self, mixer: CompactMixer | DenseWBMM2d) -> None:
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixer = self.mixer
+        return opaque_product(x, mixer.matrix(), list(mixer.window), mixer.bias, 0, mixer.padding_mode)
+
+
+class OpaqueFeedForward(nn.Module):
+    """A fused feed-forward part as the node `wbmm::ffn`."""
+
+    def __init__(self, ffn: FusedFeedForward) -> None:
+        super().__init__()
+        self.ffn = ffn
+
+    def forward(self, x: Tensor, gate: Tensor, shortcut: Tensor) -> Tensor:
+        ffn = self.ffn
+        fc1, fc2 = ffn.fc1, ffn.fc2
+        return opaque_ffn(x, gate, shortcut, fc1.weight, fc1.bias, ffn.gamma, fc2.weight, fc2.bias, ffn.eps)
+
+
+class ConvolvedMixer(nn.Module):
+    """A fused mixer as nodes `wbmm::windowed_convolution`, one a table."""
+
+    def __init__(self, mixer: CompactMixer) -> None:
+        super().__init__()
+        self.mixer = mixer
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixer = self.mixer
+        tables, out, bias = mixer.tables(), None, mixer.bias
+        for table, window in zip(tables, scales_of(len(tables), mixer.window), strict=True):
+            part = opaque_convolution(x, table_to_kernel(table, window), list(window), bias, mixer.padding_mode)
+            out, bias = part if out is None else out + part, None
+        return out
+
+
+def _is_convolvable(mixer: CompactMixer) -> bool:
+    tables = mixer.tables()
+    return tables[0].ndim == 2 and all(map(is_convolvable, scales_of(len(tables), mixer.window)))
+
+
+def make_opaque(module: nn.Module, convolutions: bool = False) -> nn.Module:
+    """Replaces fused mixers and feed-forward parts, in place; with `convolutions`, large windows of tables by them."""
+    for name, child in module.named_children():
+        if convolutions and isinstance(child, CompactMixer) and _is_convolvable(child):
+            setattr(module, name, ConvolvedMixer(child))
+        elif isinstance(child, CompactMixer | DenseWBMM2d):
+            setattr(module, name, OpaqueMixer(child))
+        elif isinstance(child, FusedFeedForward):
+            setattr(module, name, OpaqueFeedForward(child))
+        else:
+            make_opaque(child, convolutions)
+    return module

@@ -10,22 +10,20 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from wbmm.deploy.atomic import atomic_path, check_target
-from wbmm.deploy.card import ModelCard, versions
-from wbmm.deploy.describe import card_of, form_of
-from wbmm.deploy.fuse import fuse
 from wbmm.deploy.runtime import need, open_runner
+from wbmm.io.atomic import atomic_path, check_target
+from wbmm.io.card import ModelCard, card_of, form_of
 from wbmm.layers import DenseWBMM2d
 from wbmm.layers.window import WindowLayer
+from wbmm.machine import versions
+from wbmm.models.fuse import fuse
 
-from . import for_openvino, to_onnx, to_openvino, to_torchexport
-from .graph import Features, Graph
-from .opaque import make_opaque
-from .pooling import replace_pooling
-from .shapes import MIN_SIDE, Shapes, sample
-from .verify import Comparison, compare, demand
+from . import to_onnx, to_openvino, to_torchexport
+from . import to_openvino as for_openvino
+from .graph import Features, Graph, make_opaque, replace_pooling
+from .verify import MIN_SIDE, Comparison, Shapes, compare, demand, sample
 
-__all__ = ["FORMATS", "Report", "Source", "export_model", "export_source", "source_of"]
+__all__ = ["FORMATS", "Exportable", "Report", "export_model", "export_source", "source_of"]
 
 PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
 FORMATS = {"onnx": ".onnx", "openvino": ".xml", "torchexport": ".pt2"}
@@ -33,7 +31,7 @@ TOLERANCE, HALF_TOLERANCE = 1e-4, 2e-2
 
 
 @dataclass
-class Source:
+class Exportable:
     """What is to be exported.
 
     Attributes:
@@ -60,14 +58,14 @@ class Report:
     comparisons: list[Comparison]
 
 
-def source_of(model: nn.Module, card: ModelCard | None = None, features: bool = False) -> Source:
+def source_of(model: nn.Module, card: ModelCard | None = None, features: bool = False) -> Exportable:
     """A model of timm's: its logits, or with `features` the maps of its stages."""
     card = card or card_of(model)
     if features or card.kind == "features":
         count = len(getattr(model, "feature_info", ())) or 4
         names = [f"stage{i + 1}" for i in range(count)]
-        return Source(Features(model), card.replace(kind="features"), names)
-    return Source(model, card, ["logits"])
+        return Exportable(Features(model), card.replace(kind="features"), names)
+    return Exportable(model, card, ["logits"])
 
 
 def export_model(model: nn.Module, path: str | Path, card: ModelCard | None = None, **options) -> Report:
@@ -92,7 +90,7 @@ def check_format(path: str | Path, format: str | None, force: bool = False) -> s
 
 
 def export_source(
-    source: Source,
+    source: Exportable,
     path: str | Path,
     format: str | None = None,
     size: tuple[int, int] | None = None,

@@ -1,4 +1,9 @@
-"""OpenVINO files: an .xml and the .bin beside it, made from an ONNX one."""
+"""OpenVINO files: an .xml and the .bin beside it, made from an ONNX graph that OpenVINO runs fast.
+
+Between convolutions OpenVINO keeps maps channels-last by itself, and transposes for everything that is written for
+channels-last maps. So the linears of the feed-forward part become 1x1 convolutions (`translate.py`), windows of tables
+convolutions, and norms over channels reductions of NCHW maps. What it is worth is in docs/speed.md.
+"""
 
 import io
 import os
@@ -6,12 +11,65 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from wbmm.deploy.atomic import atomic_path
-from wbmm.deploy.card import METADATA_KEY, ModelCard
-from wbmm.deploy.runtime import need
-from wbmm.io.digest import DIGEST_KEY, EMPTY, seal
+import torch
+import torch.nn as nn
+from timm.layers import LayerNorm2d
+from torch import Tensor
 
-__all__ = ["atomic_pair", "convert", "save"]
+from wbmm.deploy.runtime import need
+from wbmm.io.atomic import atomic_path
+from wbmm.io.card import ModelCard
+from wbmm.io.digest import DIGEST_KEY, EMPTY, seal
+from wbmm.io.reader import METADATA_KEY
+from wbmm.models.wbmm import Downsample, Stem
+
+from .graph import make_opaque
+
+__all__ = ["MapNorm", "atomic_pair", "convert", "prepare", "save"]
+
+_PAIRS = {Stem: (("conv1", "norm1"), ("conv2", "norm2")), Downsample: (("conv", "norm"),)}
+
+
+class MapNorm(nn.Module):
+    """A layer norm over the channels of `[B, C, H, W]`, as reductions over them.
+
+    Args:
+        norm: what it computes.
+        centred: its input has mean zero over channels already.
+    """
+
+    def __init__(self, norm: LayerNorm2d, centred: bool) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps, self.centred = norm.weight, norm.bias, norm.eps, centred
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.centred else x - x.mean(1, keepdim=True)
+        variance = torch.linalg.vector_norm(x, dim=1, keepdim=True).square() / x.shape[1]
+        return x * torch.rsqrt(variance + self.eps) * self.weight[:, None, None] + self.bias[:, None, None]
+
+
+def _is_affine(module: nn.Module) -> bool:
+    return type(module) is LayerNorm2d and module.weight is not None and module.bias is not None
+
+
+@torch.no_grad()
+def _centre(conv: nn.Conv2d) -> None:
+    """Takes the mean over output channels out of a convolution's result: out of its weight and bias."""
+    conv.weight.sub_(conv.weight.mean(0, keepdim=True))
+    conv.bias.sub_(conv.bias.mean())
+
+
+def prepare(net: nn.Module) -> nn.Module:
+    """Rewrites a fused model in place."""
+    for parent in list(net.modules()):
+        for conv, norm in _PAIRS.get(type(parent), ()):
+            if _is_affine(getattr(parent, norm)):
+                _centre(getattr(parent, conv))
+                setattr(parent, norm, MapNorm(getattr(parent, norm), centred=True))
+        for name, child in parent.named_children():
+            if _is_affine(child):
+                setattr(parent, name, MapNorm(child, centred=False))
+    return make_opaque(net, convolutions=True)
 
 
 def convert(converted):

@@ -8,13 +8,13 @@ from pathlib import Path
 import torch
 import torch.nn as nn
 
-from wbmm.deploy.card import METADATA_KEY, ModelCard
+from wbmm.io.card import ModelCard
 from wbmm.io.digest import digest_of_parts
+from wbmm.io.pt2 import DIGEST_PART, OPERATORS
+from wbmm.io.reader import METADATA_KEY
 
-from .archive import DIGEST_PART
-from .operators import OPERATORS
 from .quiet import quiet
-from .shapes import Shapes
+from .verify import Shapes
 
 __all__ = ["capture", "check_operators", "save"]
 

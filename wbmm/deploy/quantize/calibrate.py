@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from wbmm.deploy.card import ModelCard
-from wbmm.deploy.images import batches, open_labelled, progress_bar
-from wbmm.deploy.photos import find_images
-from wbmm.train.data.sources import FileSource, Source, Subset
+from wbmm.data.images import batches, find_images, open_labelled
+from wbmm.data.sources import FileSource, Source, Subset
+from wbmm.io.card import ModelCard
+from wbmm.progress import progress_bar
 
 __all__ = ["Calibration", "read_calibration"]
 

@@ -4,25 +4,68 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
-from wbmm.deploy.atomic import atomic_path, check_target
-from wbmm.deploy.card import ModelCard
 from wbmm.deploy.evaluate import classifier
 from wbmm.deploy.export import export_model
 from wbmm.deploy.export.to_openvino import atomic_pair
-from wbmm.deploy.files import describe_source, load_model, save_model
-from wbmm.deploy.fuse import fuse
 from wbmm.deploy.runtime import EXPORTED, need, open_runner
+from wbmm.io.atomic import atomic_path, check_target
+from wbmm.io.card import ModelCard
+from wbmm.io.files import describe_source, load_model, save_model, write_weights
+from wbmm.models.fuse import fuse
 
 from .calibrate import Calibration
-from .choose import Choice, choose, quality, trial, write
-from .layers import Layer, match_layers
-from .weights import Weights
+from .choose import Choice, Layer, choose, match_layers, quality, trial, write
 from .with_onnx import Onnx
 from .with_openvino import OpenVino
 
-__all__ = ["BACKENDS", "PRECISIONS", "QuantizeError", "Result", "check_request", "convert", "float_file", "target_of"]
+__all__ = [
+    "BACKENDS",
+    "PRECISIONS",
+    "QuantizeError",
+    "Result",
+    "Weights",
+    "check_request",
+    "convert",
+    "float_file",
+    "target_of",
+]
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Weights:
+    """What can be done with a model in a safetensors file.
+
+    Args:
+        path: the file.
+        card: its card.
+    """
+
+    suffix = ".safetensors"
+    runtime = "PyTorch"
+    packages = ("safetensors",)
+
+    def __init__(self, path: Path, card: ModelCard) -> None:
+        self.path, self.card = path, card
+
+    def convert(self, precision: str, path: Path) -> None:
+        """Writes the weights rounded to fp16 or bf16."""
+        dtype = DTYPES[precision]
+        state_dict = {key: _round(key, value, dtype) for key, value in load_model(self.path).state_dict().items()}
+        write_weights(state_dict, self.card.replace(dtype=str(dtype).removeprefix("torch.")), path, force=True)
+
+
+def _round(key: str, value: Tensor, dtype: torch.dtype) -> Tensor:
+    if not value.is_floating_point():
+        return value
+    rounded = value.to(dtype)
+    if not rounded.isfinite().all():
+        raise ValueError(f"{key} has values above 65504, which float16 does not hold: take --precision bf16")
+    return rounded
+
 
 BACKENDS = {"openvino": OpenVino, "onnx": Onnx, "safetensors": Weights}
 PRECISIONS = ("int8", "fp16", "bf16")

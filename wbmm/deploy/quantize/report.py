@@ -11,18 +11,17 @@ from statistics import mean, median
 
 import torch
 
-from wbmm.checkpoint import safe_load
-from wbmm.deploy.card import versions
-from wbmm.deploy.images import match_classes, no_more_than, open_labelled
+from wbmm.data.images import match_classes, no_more_than, open_labelled
 from wbmm.handler import run_command
+from wbmm.io.reader import safe_load
+from wbmm.machine import versions
 from wbmm.text import render_table
-from wbmm.train.metrics import write_text
+from wbmm.train.log import write_text
 
 from .calibrate import read_calibration
-from .choose import Choice
-from .layers import GROUPS
+from .choose import GROUPS, Choice
 from .pipeline import BACKENDS, convert, float_file
-from .table import Measured, Trial, measure
+from .quantize import Measured, Trial, measure
 
 __all__ = ["main"]
 
@@ -44,7 +43,7 @@ batch 1, the median of interleaved rounds, as a ratio to the same runtime in FP3
 
 
 @dataclass
-class Run:
+class TrainedRun:
     """The forms of one run, by name in order, and what was found about its layers."""
 
     model: str
@@ -69,7 +68,7 @@ def _write_report(args: argparse.Namespace) -> None:
     print(args.results.read_text())
 
 
-def examine(folder: Path, args: argparse.Namespace) -> Run:
+def examine(folder: Path, args: argparse.Namespace) -> TrainedRun:
     """Converts the last checkpoint of a run to every form and measures them beside each other."""
     checkpoint = folder / "last.pt"
     data = safe_load(checkpoint)["config"]["data"]
@@ -78,7 +77,7 @@ def examine(folder: Path, args: argparse.Namespace) -> Run:
         labelled = match_classes(card, open_labelled(card, data["root"], data["source"], data["val_split"]))
         root = data["root"] and Path(data["root"])
         calibration = read_calibration(card, root, data["source"], data["train_split"], args.n)
-        run = Run(card.model, Path(data["root"]).name if data["root"] else data["source"])
+        run = TrainedRun(card.model, Path(data["root"]).name if data["root"] else data["source"])
         files = {"PyTorch, FP32": path}
         for format in FORMATS:
             _convert_all(checkpoint, format, Path(place), calibration, files, run)
@@ -89,7 +88,9 @@ def examine(folder: Path, args: argparse.Namespace) -> Run:
     return run
 
 
-def _convert_all(checkpoint: Path, format: str, place: Path, calibration, files: dict[str, Path], run: Run) -> None:
+def _convert_all(
+    checkpoint: Path, format: str, place: Path, calibration, files: dict[str, Path], run: TrainedRun
+) -> None:
     path, card = float_file(checkpoint, format, place)
     cls = BACKENDS[format]
     files[f"{cls.runtime}, FP32"] = path
@@ -106,8 +107,8 @@ def _convert_all(checkpoint: Path, format: str, place: Path, calibration, files:
             run.choices[form] = result.choice
 
 
-def page(runs: list[Run], args: argparse.Namespace) -> str:
-    groups: dict[str, list[Run]] = {}
+def page(runs: list[TrainedRun], args: argparse.Namespace) -> str:
+    groups: dict[str, list[TrainedRun]] = {}
     for run in runs:
         groups.setdefault(f"{run.model}, {run.data}", []).append(run)
     rows = [_row(name, form, members) for name, members in groups.items() for form in members[0].forms]
@@ -127,7 +128,7 @@ def page(runs: list[Run], args: argparse.Namespace) -> str:
     )
 
 
-def _row(name: str, form: str, runs: list[Run]) -> list[str]:
+def _row(name: str, form: str, runs: list[TrainedRun]) -> list[str]:
     items = [run.forms[form] for run in runs]
     base = [run.forms[f"{form.partition(',')[0]}, FP32"] for run in runs]
     choices = [run.choices[form] for run in runs if form in run.choices]
@@ -145,7 +146,7 @@ def _row(name: str, form: str, runs: list[Run]) -> list[str]:
     ]
 
 
-def _sensitivity(groups: dict[str, list[Run]]) -> str:
+def _sensitivity(groups: dict[str, list[TrainedRun]]) -> str:
     columns = []
     for name, runs in groups.items():
         for format in FORMATS:

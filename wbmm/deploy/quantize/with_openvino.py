@@ -9,12 +9,12 @@ from pathlib import Path
 
 from torch import Tensor
 
-from wbmm.deploy.card import ModelCard
 from wbmm.deploy.export import to_openvino
 from wbmm.deploy.runtime import need, read_openvino
+from wbmm.io.card import ModelCard
 from wbmm.ops.backends.onednn.convolution import is_convolvable, kernel_size
 
-from .layers import FOLLOWS, RESHAPES, Layer, group_of_product, mark_head
+from .choose import FOLLOWS, RESHAPES, Layer, group_of_product, mark_head
 
 __all__ = ["OpenVino"]
 

@@ -12,10 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wbmm.ops import reference
+from wbmm.ops.backends import Backend, Call
 from wbmm.ops.tables import Window, scales_of
 from wbmm.ops.windows import crop, is_channels_last, merge_windows, pad_to_windows, partition_windows
-
-from . import Backend, Call
 
 __all__ = ["Tiled"]
 

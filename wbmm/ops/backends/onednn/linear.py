@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from wbmm.ops.eager import obstacle
+from wbmm.ops.obstacles import obstacle
 
 __all__ = ["has_onednn", "linear", "linear_add", "linear_gelu", "missing_call", "pack_weight", "takes_onednn"]
 

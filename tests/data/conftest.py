@@ -1,0 +1,3 @@
+from tests.fixtures.one_thread import one_thread
+
+__all__ = ["one_thread"]

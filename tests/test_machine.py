@@ -1,0 +1,75 @@
+"""OpenVINO and NNCF are kept from reporting their use."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Not in pytest's own process, where NNCF is silent by itself. Whatever would go out is written down and stopped.
+SCRIPT = """
+import multiprocessing.process, socket, sys
+
+tried = []
+
+def blocked(*args, **kwargs):
+    tried.append(args)
+    raise OSError("blocked")
+
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.create_connection = blocked
+multiprocessing.process.BaseProcess.start = blocked  # reports are sent from a process of their own
+
+import numpy as np
+import torch
+from pathlib import Path
+from wbmm.io.card import ModelCard
+from wbmm.deploy.export import to_openvino
+from wbmm.deploy.quantize.with_openvino import OpenVino
+from wbmm.deploy.runtime import need, open_runner
+
+openvino, folder = need("openvino"), Path(sys.argv[1])
+card = ModelCard(model="wbmm_a", num_classes=4, input_size=(3, 16, 16))
+net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()).eval()
+images = torch.randn(2, 3, 16, 16)
+model = openvino.convert_model(net, example_input=images[:1], input=(1, 3, 16, 16))
+to_openvino.save(model, card, folder / "net.xml")
+OpenVino(folder / "net.xml", card).quantize(images, set(), folder / "int8.xml")
+assert open_runner(folder / "int8.xml")(images).shape == (2, 4)
+
+from concurrent.futures import thread
+from nncf.telemetry import telemetry
+print(tried, type(telemetry).__name__, sys.modules["openvino_telemetry"], len(thread._threads_queues))
+"""
+
+
+def test_nothing_goes_out(tmp_path):
+    pytest.importorskip("openvino")
+    pytest.importorskip("nncf")
+    home = tmp_path / "home"
+    home.mkdir()
+    quiet = ("CI", "NNCF_CI", "NNCF_DEV", "TF_BUILD", "JENKINS_URL")  # what the packages themselves take for a reason
+    env = {key: value for key, value in os.environ.items() if key not in quiet}
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**env, "HOME": str(home)},
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "[] MagicMock None 0"
+    assert not (home / "intel").exists()
+
+
+def test_a_package_that_somebody_else_imported_is_silenced(monkeypatch):
+    package = pytest.importorskip("openvino_telemetry")
+    from wbmm.machine import silence_telemetry
+
+    sent = []
+    monkeypatch.setattr(package.main.TelemetrySender, "send", lambda *args: sent.append(args))
+    monkeypatch.setitem(sys.modules, "openvino_telemetry", package)
+    silence_telemetry()
+    package.main.TelemetrySender.send(None, None, None)
+    assert not sent

@@ -1,0 +1,42 @@
+"""Fine-tuning starts from released files too, with another number of classes or another window."""
+
+import pytest
+import timm
+import torch
+
+from tests.helpers import randomize
+from tests.reference import released_state_dict
+from wbmm import cli
+from wbmm.models.state import CheckpointError
+from wbmm.train.build import init_weights
+
+
+def test_from_a_released_file_with_other_classes(tmp_path):
+    released = released_state_dict("wbmm_p")
+    torch.save({"model": released}, tmp_path / "wbmm_p_in1k_224_w7.pth")
+    model = timm.create_model("wbmm_p", num_classes=5)
+    fresh = model.head.fc.weight.clone()
+    said = init_weights(model, tmp_path / "wbmm_p_in1k_224_w7.pth")
+    assert "the classifier is new (head.fc.weight, head.fc.bias)" in said
+    torch.testing.assert_close(model.head.fc.weight, fresh)
+    table = released["stages.1.0.dwconv.relative_position_bias_table"]
+    torch.testing.assert_close(model.stages[1].blocks[0].mixer.table.data, table)
+
+
+def test_other_windows_only_when_asked(tmp_path):
+    narrow = {"dims": (8, 16, 32, 64), "num_classes": 3}
+    source = randomize(timm.create_model("wbmm_a_dense", **narrow))
+    torch.save({"model": source.state_dict()}, tmp_path / "run.pt")
+    target = timm.create_model("wbmm_a_hier", **narrow)
+    with pytest.raises(CheckpointError, match="resize_tables=True"):
+        init_weights(target, tmp_path / "run.pt")
+    init_weights(target, tmp_path / "run.pt", resize_tables=True)
+    torch.testing.assert_close(target.stages[3].blocks[0].mixer.table, source.stages[3].blocks[0].mixer.table)
+
+
+def test_a_fused_file_is_refused_and_its_source_named(tmp_path, capsys):
+    model = randomize(timm.create_model("wbmm_a", dims=(8, 16, 32, 64), num_classes=3))
+    torch.save({"model": model.state_dict()}, tmp_path / "run.pt")
+    assert cli.main(["reparam", str(tmp_path / "run.pt"), str(tmp_path / "fused.safetensors")]) == 0
+    with pytest.raises(CheckpointError, match=r"compact form.*cannot be trained.*training checkpoint.*: run\.pt"):
+        init_weights(model, tmp_path / "fused.safetensors")

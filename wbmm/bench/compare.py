@@ -1,0 +1,144 @@
+"""Models against each other: the same recipe, several seeds, one table with mean, spread and speed.
+
+Every run has its own folder and is resumed where it stopped; finished ones are not run again.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, median, stdev
+
+import timm
+
+import wbmm  # noqa: F401  (registers the models)
+from wbmm.handler import run_command
+from wbmm.machine import machine_facts, measured_line
+from wbmm.text import render_table
+from wbmm.train.config import TrainConfig, load_config, to_dict
+from wbmm.train.log import FILE, duration, write_text
+from wbmm.train.report import RunFacts, read_run
+from wbmm.train.run import fit
+
+__all__ = ["Entry", "add_arguments", "compare", "main", "results_page", "run"]
+
+MAY_DIFFER = {"out", "resume", "timeout", "device", "save"}
+HEAD = ("model", "parameters, M", "top-1 of each seed, %", "mean", "spread (highest - lowest)", "standard deviation")
+SPEED = ("training images/s, median of seeds", "relative speed", "time a run")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is compared.
+
+    Attributes:
+        label: names its runs and its row.
+        model: timm name.
+        args: for `timm.create_model`, beside those of the recipe.
+    """
+
+    label: str
+    model: str
+    args: dict = field(default_factory=dict)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("config", type=Path, help="the recipe, e.g. configs/digits.yaml")
+    parser.add_argument("--models", nargs="+", required=True, help="timm names; the last is the baseline of the speed")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/compare-<config>)")
+    parser.add_argument("--results", type=Path, help="the page to write (default: docs/results/<config>.md)")
+    parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="changes to the recipe")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="tools/compare.py", description=__doc__)
+    add_arguments(parser)
+    return run_command("compare", lambda: run(parser.parse_args(argv)))
+
+
+def run(args: argparse.Namespace) -> int:
+    out = args.out or Path("runs") / f"compare-{args.config.stem}"
+    page = args.results or Path("docs/results") / f"{args.config.stem}.md"
+    runs = compare(args.config, [Entry(model, model) for model in args.models], args.seeds, out, args.set)
+    if runs is None:
+        print("interrupted; the same command continues")
+        return 1
+    page.parent.mkdir(parents=True, exist_ok=True)
+    write_text(page, results_page(runs, args, page.stem))
+    print(page.read_text())
+    print(f"written to {page}")
+    return 0
+
+
+def compare(
+    config: Path, entries: Sequence[Entry], seeds: Sequence[int], out: Path, overrides: Sequence[str] = ()
+) -> dict[str, list[RunFacts]] | None:
+    """Trains what is not trained yet, the entries in turn for each seed; None if a signal stopped it.
+
+    Returns:
+        The runs of each label, one a seed.
+    """
+    for seed in seeds:
+        for entry in entries:
+            folder = out / f"{entry.label}-seed{seed}"
+            model = [f"model.name={entry.model}", *(f"model.args.{k}={json.dumps(v)}" for k, v in entry.args.items())]
+            cfg = load_config(config, [*overrides, *model, f"seed={seed}", f"out={folder}", "resume=auto"])
+            if not _finished(cfg, folder) and fit(cfg).status != "finished":
+                return None
+    return {entry.label: [read_run(out / f"{entry.label}-seed{seed}") for seed in seeds] for entry in entries}
+
+
+def _finished(cfg: TrainConfig, folder: Path) -> bool:
+    """Whether this very run is done; a run of another recipe in its place is an error."""
+    if not (folder / FILE).is_file():
+        return False
+    before = read_run(folder)
+    now = {key: value for key, value in to_dict(cfg).items() if key not in MAY_DIFFER}
+    if before.config and {key: value for key, value in before.config.items() if key not in MAY_DIFFER} != now:
+        raise ValueError(f"{folder} holds a run of another recipe: remove it or choose another folder")
+    return before.status == "finished"
+
+
+def results_page(runs: dict[str, list[RunFacts]], args: argparse.Namespace, title: str) -> str:
+    """Markdown: the table, then where, when and how it was measured."""
+    baseline = _speed(runs[args.models[-1]])
+    rows = [_row(label, facts, baseline) for label, facts in runs.items()]
+    first = next(iter(runs.values()))[0]
+    budget = f"{first.get('schedule.epochs')} epochs, {first.step} steps of {first.get('global_batch')} images"
+    changed = f" --set {' '.join(args.set)}" if args.set else ""
+    command = (
+        f"python tools/compare.py {args.config} --models {' '.join(args.models)} "
+        f"--seeds {' '.join(map(str, args.seeds))}{changed}"
+    )
+    return (
+        f"# {title}: {' and '.join(runs)}\n\n"
+        f"One recipe for all ([{args.config.name}](../../{args.config.as_posix()})): {first.get('data.source')} at "
+        f"{first.get('data.size')} px, {budget}, from random weights. Top-1 on the validation set after the last epoch "
+        "(not the best one). Speed is the median over the training of each run, its ratio to the last row's.\n\n"
+        f"{render_table((*HEAD, *SPEED), rows, markdown=True)}\n\n"
+        f"{measured_line(machine_facts())} amp: {first.get('amp')}.\n\n```sh\n{command}\n```\n"
+    )
+
+
+def _row(label: str, facts: list[RunFacts], baseline: float) -> list[str]:
+    top1 = [item.final["top1"] for item in facts]
+    options = facts[0].get("model.args", {})
+    classes, channels = facts[0].get("data.num_classes") or 1000, facts[0].get("data.in_chans")
+    net = timm.create_model(facts[0].get("model.name"), num_classes=classes, in_chans=channels, **options)
+    return [
+        label,
+        f"{sum(parameter.numel() for parameter in net.parameters()) / 1e6:.2f}",
+        " ".join(f"{value:.2f}" for value in top1),
+        f"{mean(top1):.2f}",
+        f"{max(top1) - min(top1):.2f}",
+        f"{stdev(top1):.2f}" if len(top1) > 1 else "-",
+        f"{_speed(facts):.0f}",
+        f"{_speed(facts) / baseline:.2f}x",
+        duration(mean(item.seconds for item in facts)),
+    ]
+
+
+def _speed(facts: list[RunFacts]) -> float:
+    return median(item.typical("images_per_s") for item in facts)

@@ -1,0 +1,109 @@
+"""`wbmm export`: a checkpoint to a file for ONNX Runtime, OpenVINO or torch.export, run there and compared."""
+
+import argparse
+from pathlib import Path
+
+import timm
+import torch.nn as nn
+
+from wbmm.deploy.export.graph import INPUT_NAME
+from wbmm.deploy.export.pipeline import FORMATS, Exportable, Report, check_format, export_source, source_of
+from wbmm.models.fuse import FORMS
+from wbmm.text import render_table
+
+__all__ = ["EXAMPLE", "add_arguments", "run"]
+
+EXAMPLE = "wbmm export runs/wbmm_t/best.pt wbmm_t.onnx --dynamic-batch --dynamic-size"
+HEADERS = ("compared", "input", "images", "largest value", "largest difference")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("input", metavar="IN", help="a checkpoint; with --random-weights, a model's name")
+    parser.add_argument("output", type=Path, nargs="?", metavar="OUT", help="default: beside IN, with another ending")
+    parser.add_argument("--format", choices=FORMATS, help="default: by the ending of OUT, .onnx, .xml or .pt2")
+    parser.add_argument("--dynamic-batch", action="store_true", help="any batch size")
+    parser.add_argument("--dynamic-size", action="store_true", help="any image size")
+    parser.add_argument("--size", type=int, nargs=2, metavar=("H", "W"), help="image size (default: the model's)")
+    parser.add_argument("--batch", type=int, default=1, help="batch size, where it is not dynamic")
+    parser.add_argument("--with-preprocess", action="store_true", help="take uint8 images and normalise in the graph")
+    parser.add_argument("--features", action="store_true", help="the maps of the four stages instead of logits")
+    parser.add_argument("--form", choices=FORMS, help="compact (default), or dense")
+    parser.add_argument("--half", action="store_true", help="store the weights in float16 (openvino)")
+    parser.add_argument("--config", type=Path, help="of an mmseg or mmdet checkpoint")
+    parser.add_argument("--model", help="the model's name, where the file does not tell")
+    parser.add_argument("--no-ema", dest="ema", action="store_false", help="the weights themselves, not their average")
+    parser.add_argument("--random-weights", action="store_true", help="IN is a name; for trying things out")
+    parser.add_argument("--tolerance", type=float, help="relative to the largest output (default 1e-4, --half 2e-2)")
+    parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
+
+
+def run(args: argparse.Namespace) -> int:
+    output = _output(args)
+    check_format(output, args.format, args.force)
+    report = export_source(
+        _open(args),
+        output,
+        format=args.format,
+        size=args.size,
+        batch=args.batch,
+        dynamic_batch=args.dynamic_batch,
+        dynamic_size=args.dynamic_size,
+        with_preprocess=args.with_preprocess,
+        form=args.form,
+        half=args.half,
+        tolerance=args.tolerance,
+        force=args.force,
+    )
+    _print(report)
+    return 0
+
+
+def _output(args: argparse.Namespace) -> Path:
+    if args.output is not None:
+        return args.output
+    if args.format is None:
+        raise ValueError(f"say OUT or --format, one of {', '.join(FORMATS)}")
+    # A model's name may have a dot, which begins no suffix.
+    path = Path(args.input)
+    return Path(f"{path}{FORMATS[args.format]}") if args.random_weights else path.with_suffix(FORMATS[args.format])
+
+
+def _open(args: argparse.Namespace) -> Exportable:
+    from wbmm.io.files import describe_source, load_model
+
+    path = Path(args.input)
+    if args.random_weights:
+        if path.is_file():
+            raise ValueError(f"{path} is a file: --random-weights goes with a model's name")
+        return source_of(_random(args.input), features=args.features)
+    if not path.is_file() and timm.is_model(args.input):
+        raise ValueError(
+            f"{args.input} is a model's name, not a file with weights; say --random-weights if that is meant"
+        )
+    if args.config is not None:
+        from wbmm.mm.export import open_mm
+
+        source = open_mm(args.config, path, args.features)
+    else:
+        model = load_model(path, args.model, args.ema)
+        source = source_of(model, model.card, args.features)
+    source.card = source.card.replace(source=describe_source(path))
+    return source
+
+
+def _random(name: str) -> nn.Module:
+    from wbmm.io.card import check_name
+    from wbmm.layers import Block
+
+    model = timm.create_model(check_name(name)).eval()
+    for module in model.modules():
+        if isinstance(module, Block) and module.gamma is not None:
+            nn.init.ones_(module.gamma)  # at the initial 1e-6 a block does nothing and comparing says nothing
+    return model
+
+
+def _print(report: Report) -> None:
+    print(render_table(HEADERS, [comparison.row() for comparison in report.comparisons]))
+    kind = "uint8" if report.card.input == "uint8" else "float32, normalised"
+    print(f"\n{report.path}: {report.bytes / 2**20:.1f} MB, {report.card.describe()}")
+    print(f"{INPUT_NAME}: {kind}, {report.shapes.describe()}")

@@ -1,0 +1,1 @@
+"""Sources, transforms and order of images, shared by training, evaluation, calibration and prediction."""

@@ -1,0 +1,201 @@
+"""Images for a model, read as its card says: labelled sets, batches, and photographs for comparisons."""
+
+import logging
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from wbmm.data.config import DataConfig
+from wbmm.io.card import ModelCard
+
+from .check import SYNONYMS
+from .folders import SUFFIXES, list_images
+from .sources import ArraySource, BadImage, FileSource, Source, Subset, first_of_each_class, in_order_of, open_source
+
+__all__ = [
+    "Batch",
+    "batches",
+    "find_images",
+    "match_classes",
+    "no_more_than",
+    "open_labelled",
+    "photo_batch",
+]
+
+NEEDS_NO_FOLDER = ("digits", "hfds")
+SPLITS = {"train", "val", "test", *(name for names in SYNONYMS.values() for name in names)}
+WORKER_TIMEOUT_S = 300
+
+_logger = logging.getLogger(__name__)
+
+
+def open_labelled(card: ModelCard, root: str | Path | None, source: str = "folder", split: str = "val") -> Source:
+    """A labelled set, in any form that training reads.
+
+    Args:
+        card: of the model that will see it.
+        root: the folder that holds the splits, or for `folder` also one that holds the class folders themselves.
+        source: as `data.source` of a training configuration.
+        split: `val`, `train` or what the set calls it.
+    """
+    if not root and source.partition("/")[0] not in NEEDS_NO_FOLDER:
+        raise ValueError(f"--source {source} reads a folder: give it (--data DIR)")
+    if root and not Path(root).expanduser().is_dir():
+        raise ValueError(f"{root}: there is no such folder")
+    root = str(Path(root).expanduser()) if root else None
+    if source == "folder" and not _holds_splits(Path(root), split):
+        folder = Path(root).resolve()
+        root, split = str(folder.parent), folder.name
+    cfg = DataConfig(source=source, root=root, train_split=split, val_split=split, in_chans=card.input_size[0])
+    found = open_source(cfg, train=split == "train")
+    if not len(found):
+        raise ValueError(f"there are no images in {root or source}, split {split!r}")
+    if card.class_names and not found.class_names:
+        _logger.warning("the data has no class names: its labels are taken for the model's class numbers")
+    return found
+
+
+def _holds_splits(root: Path, split: str) -> bool:
+    """Whether the folders in `root` are splits, not classes."""
+    folders = {path.name for path in root.iterdir() if path.is_dir()}
+    return bool(folders & {split, *SYNONYMS.get(split, ())}) or bool(folders and folders <= SPLITS)
+
+
+def match_classes(card: ModelCard, source: Source) -> Source:
+    """The source with labels that mean the model's classes; raises if they do not."""
+    names, count = source.class_names, source.num_classes
+    if int(source.labels.min()) < 0:
+        raise ValueError(f"the data has a label below 0, of {source.name(int(np.argmin(source.labels)))}")
+    if int(source.labels.max()) >= count:
+        bad = int(np.argmax(source.labels))
+        raise ValueError(f"the data names {count} classes, but {source.name(bad)} has the label {source.labels[bad]}")
+    if count > card.num_classes:
+        raise ValueError(f"the data has {count} classes, the model {card.num_classes}: accuracy would be meaningless")
+    if names and count < card.num_classes:
+        raise ValueError(
+            f"the data has {count} classes, the model {card.num_classes}, and labels go by the order of the names: "
+            "accuracy would be meaningless. Give every class its folder"
+        )
+    return in_order_of(source, card.class_names, "the model")
+
+
+def no_more_than(source: Source, limit: int | None) -> Source:
+    """At most `limit` images, equally many of each class, in order."""
+    if limit is None or limit >= len(source):
+        return source
+    return Subset(source, first_of_each_class(source.labels, limit))
+
+
+@dataclass
+class Batch:
+    """What was read of some images: the good ones, and a sentence for each bad one.
+
+    Attributes:
+        indices: `[N]`, of the good ones in their source.
+        images: `[N, C, H, W]`, or None if there is none.
+        labels: `[N]`.
+        errors: index to what is wrong.
+    """
+
+    indices: list[int]
+    images: Tensor | None
+    labels: Tensor
+    errors: dict[int, str]
+
+
+class _Samples(Dataset):
+    def __init__(self, source: Source, transform):
+        self.source, self.transform = source, transform
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int):
+        try:
+            return index, self.transform(self.source.image(index)), int(self.source.labels[index]), ""
+        except BadImage as error:
+            return index, None, 0, str(error)
+
+
+def _collate(samples: list) -> Batch:
+    good = [sample for sample in samples if sample[1] is not None]
+    return Batch(
+        [sample[0] for sample in good],
+        torch.stack([sample[1] for sample in good]) if good else None,
+        torch.tensor([sample[2] for sample in good], dtype=torch.int64),
+        {sample[0]: sample[3] for sample in samples if sample[1] is None},
+    )
+
+
+def batches(source: Source, card: ModelCard, batch: int, workers: int = 0) -> Iterator[Batch]:
+    """The images of a source in order, through the card's transform; `workers` processes read files."""
+    held = source.source if isinstance(source, Subset) else source
+    if isinstance(held, ArraySource) or len(source) <= batch:
+        workers = 0
+    loader = DataLoader(
+        _Samples(source, card.transform()),
+        batch_size=batch,
+        num_workers=workers,
+        collate_fn=_collate,
+        timeout=WORKER_TIMEOUT_S if workers else 0,
+    )
+    yield from loader
+
+
+KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+
+
+def find_images(paths: list[Path]) -> list[Path]:
+    """The image files among `paths` and inside the folders among them, sorted within each folder."""
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(map(Path, list_images(path)))
+            if not inside:
+                raise ValueError(f"no image in the folder {path}: looked for {', '.join(SUFFIXES)}")
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        elif path.exists():
+            kind = KINDS.get(stat.S_IFMT(path.stat().st_mode), "a device")
+            raise ValueError(f"{path} is {kind}: give regular files, or folders of them")
+        else:
+            raise ValueError(f"{path}: there is no such file or folder")
+    return found
+
+
+def photo_batch(card: ModelCard, folder: Path | None = None, count: int = 8) -> Tensor:
+    """`[count, C, H, W]`: images of a folder, or crops of the two photographs that scikit-learn ships."""
+    transform = card.transform()
+    return torch.stack([transform(image) for image in (_from_folder(folder, count) if folder else _crops(count))])
+
+
+def _from_folder(folder: Path, count: int) -> list[Image.Image]:
+    source = FileSource(find_images([folder])[:count])
+    return [source.image(index) for index in range(len(source))]
+
+
+def _crops(count: int) -> list[Image.Image]:
+    """Quarters and the whole of each photograph, then the same mirrored."""
+    try:
+        from sklearn.datasets import load_sample_images
+    except ImportError as error:
+        raise ImportError(
+            "the photographs for this check come with scikit-learn: in the checkout, pip install '.[train]', "
+            "or give a folder of your own (--images DIR)"
+        ) from error
+    photos = [Image.fromarray(array) for array in load_sample_images().images]
+    crops = []
+    for box in ((0, 0, 1, 1), (0, 0, 0.5, 0.5), (0.5, 0, 1, 0.5), (0, 0.5, 0.5, 1), (0.5, 0.5, 1, 1)):
+        for photo in photos:
+            width, height = photo.size
+            crops.append(photo.crop((box[0] * width, box[1] * height, box[2] * width, box[3] * height)))
+    crops += [crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for crop in crops]
+    return crops[:count]

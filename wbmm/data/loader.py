@@ -1,0 +1,136 @@
+"""Batches in a given order: through worker processes, or any other way to fetch a list of samples."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from .augment import SampleDataset
+from .order import Plan
+
+__all__ = ["EvalLoader", "TrainLoader", "WorkerFetch", "detach_worker", "starting_workers"]
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+WORKER_TIMEOUT_S = 300
+
+
+class WorkerFetch:
+    """Reads and transforms samples in worker processes (or in this one with `workers=0`)."""
+
+    def __init__(self, dataset: SampleDataset, workers: int):
+        self.sampler = _Keys()
+        self.loader = DataLoader(
+            dataset,
+            batch_sampler=self.sampler,
+            num_workers=workers,
+            collate_fn=_collate,
+            pin_memory=torch.cuda.is_available(),
+            persistent_workers=workers > 0,
+            worker_init_fn=detach_worker,
+            generator=torch.Generator(),  # its own: the loader draws a seed for its workers, which we do not use
+            # a worker that died is noticed at once; this is for one that hangs, on a dead file system for instance
+            timeout=WORKER_TIMEOUT_S if workers else 0,
+        )
+
+    def __call__(self, epoch: int, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
+        self.sampler.keys = ([(epoch, int(index)) for index in batch] for batch in batches)
+        with starting_workers():
+            return iter(self.loader)
+
+
+class _Keys:
+    """The batch sampler of a loader whose workers live longer than an epoch: its list is set anew each time.
+
+    It knows nothing of the loader's owner: in a cycle of references, DataLoader takes 5 s a worker to shut down.
+    """
+
+    keys: Iterable[list] = ()
+
+    def __iter__(self):
+        return iter(self.keys)
+
+
+def _collate(samples: list):
+    samples = [sample for sample in samples if sample is not None]
+    if not samples:
+        return None
+    images, labels = zip(*samples, strict=True)
+    return torch.stack(images), torch.tensor(labels, dtype=torch.int64)
+
+
+class TrainLoader:
+    """Training batches, one list of micro-batches an optimiser step.
+
+    Args:
+        plan: Which samples this rank reads, and when.
+        fetch: `fetch(epoch, index arrays)` gives (images, labels) for each array, in order.
+    """
+
+    def __init__(self, plan: Plan, fetch):
+        self.plan, self.fetch = plan, fetch
+        self.steps_per_epoch = plan.steps
+
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[list[Batch]]:
+        if not 0 <= start_step <= self.steps_per_epoch:
+            raise ValueError(f"start_step is {start_step}; an epoch has {self.steps_per_epoch} steps")
+        batches = self.fetch(epoch, self.plan.batches(epoch, start_step))
+        for _ in range(start_step, self.steps_per_epoch):
+            yield [next(batches) for _ in range(self.plan.accumulation)]
+
+
+class EvalLoader:
+    """The share of the validation set of one rank: every image of the set is read by one rank, once.
+
+    The last batch may be smaller and ranks may differ in their number of batches; nothing is padded.
+
+    Attributes:
+        size: Images in the whole set.
+    """
+
+    def __init__(self, size: int, batch: int, rank: int, world: int, fetch):
+        self.size, self.batch, self.fetch = size, batch, fetch
+        self.indices = np.arange(rank, size, world)
+
+    def __iter__(self) -> Iterator[Batch]:
+        chunks = (self.indices[start : start + self.batch] for start in range(0, len(self.indices), self.batch))
+        yield from (batch for batch in self.fetch(0, chunks) if batch is not None)
+
+
+@contextmanager
+def starting_workers():
+    """Around the start of data workers, which inherit that they get no signal before `detach_worker` has run.
+
+    Ctrl-C in a terminal goes to all of its processes; workers never need it."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def detach_worker(_worker: int = 0):
+    """For a data worker, at its start: launchers signal the whole process group, or every process of a job, and a
+    worker that dies of it takes the run down before it has saved."""
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if hasattr(signal, "sigwaitinfo"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+        threading.Thread(target=_obey_parent, daemon=True).start()
+    else:  # macOS has none: there a SIGTERM to every single process ends the workers
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _obey_parent():
+    """Ends this worker on its own process's SIGTERM alone. It cannot be ignored: Python sends it to workers that are
+    left at its exit, after an error for instance, and then waits for them."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+        pass
+    os._exit(0)
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

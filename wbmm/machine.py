@@ -1,0 +1,73 @@
+"""The machine: what figures were measured on, where things run, and no reports to anybody about it."""
+
+import platform
+import re
+import sys
+from datetime import date
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from wbmm.version import __version__
+
+__all__ = ["check_device", "machine_facts", "measured_line", "silence_telemetry", "versions"]
+
+
+def machine_facts(device: str = "cpu") -> dict[str, str]:
+    """Device, threads, versions and date, as columns of a CSV."""
+    name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else _processor()
+    return {
+        "device": device,
+        "machine": name,
+        "threads": str(torch.get_num_threads()),
+        **versions(),
+        "torch": torch.__version__,  # says the build as well
+        "date": date.today().isoformat(),
+    }
+
+
+def measured_line(facts: dict[str, str]) -> str:
+    """One sentence from `machine_facts`."""
+    found = ", ".join(f"{name} {facts[name]}" for name in ("python", "torch", "timm", "wbmm") if name in facts)
+    threads = "" if facts["device"].startswith("cuda") else f"{facts['threads']} threads of "
+    return f"Measured: {threads}{facts['machine']}, {facts['date']}; {found}."
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.is_file() else None
+    return found.group(1) if found else platform.processor() or platform.machine()
+
+
+def check_device(device: str) -> None:
+    """Raises unless tensors can be made there."""
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from None
+
+
+def silence_telemetry() -> None:
+    """Keeps OpenVINO and NNCF from reporting their use to their makers, in this process.
+
+    They do so by default from the moment they are imported, through the package `openvino_telemetry`, and take a stub
+    where it cannot be imported: so it cannot. Nothing is written to the user's folder, where their own switch is.
+    """
+    loaded = sys.modules.setdefault("openvino_telemetry", None)
+    if loaded is not None:  # OpenVINO was imported by somebody else, and has started to report
+        loaded.main.TelemetrySender.send = lambda *_: None
+
+
+_PACKAGES = ("torch", "timm")
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Versions of this package, Python, torch, timm and `packages`, as far as they are installed."""
+    found = {"wbmm": __version__, "python": platform.python_version()}
+    for name in (*_PACKAGES, *packages):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,130 @@
+"""`wbmm table NAME`: a table of the paper, its sizes and speed measured here, and trained small when asked."""
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+
+import torch
+
+import wbmm  # noqa: F401  (registers the models)
+from wbmm.machine import check_device
+from wbmm.train.report import RunFacts
+
+from .measure import Costs, Measured, can_run, count_costs, measure_inference, measure_training
+from .page import check_pages, csv_text, markdown_text, write_pages
+from .rows import Row, get_table, load_tables
+from .small import find_recipe, train_small
+
+EXAMPLE = "wbmm table cross-operator --train fashion_mnist --seeds 2"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", help=", ".join(load_tables()))
+    parser.add_argument("--rows", nargs="+", metavar="ID", help="these rows and the baselines of their ratios alone")
+    parser.add_argument("--no-speed", action="store_true", help="do not measure speed")
+    parser.add_argument(
+        "--batch", type=int, nargs="+", default=[1, 16], help="images of a forward pass (default: 1 16)"
+    )
+    parser.add_argument("--train-batch", type=int, default=4, help="images of a training step (default: 4)")
+    parser.add_argument("--size", type=int, help="side of the images when speed is measured (default: the table's)")
+    parser.add_argument("--rounds", type=int, default=15, help="measured rounds, all rows in each (default: 15)")
+    parser.add_argument("--device", default="cpu", help="where speed is measured (default: cpu)")
+    parser.add_argument(
+        "--train", metavar="RECIPE", help="train the rows small: fashion_mnist (in the checkout), or a YAML file"
+    )
+    parser.add_argument("--epochs", type=int, help="of the small recipe, in place of its own")
+    parser.add_argument("--seeds", type=int, help="runs of each row, from seed 0 (default: 2)")
+    parser.add_argument("--set", nargs="+", default=[], metavar="key=value", help="changes to the small recipe")
+    parser.add_argument("--runs", type=Path, help="folder of the training runs (default: runs/ablations/RECIPE/NAME)")
+    parser.add_argument("--out", type=Path, help="folder of NAME.md and NAME.csv (default: runs/table-NAME)")
+
+
+def _check(args: argparse.Namespace) -> None:
+    for name in ("batch", "train_batch", "size", "rounds", "epochs", "seeds"):
+        value = getattr(args, name)
+        if value is not None and any(number < 1 for number in (value if isinstance(value, list) else [value])):
+            raise ValueError(f"--{name.replace('_', '-')} {value}: expected 1 or more")
+    if not args.no_speed:
+        check_device(args.device)
+    given = [name for name in ("epochs", "seeds", "set", "runs") if getattr(args, name)]
+    if given and not args.train:
+        raise ValueError(f"--{given[0]} is for training: say --train RECIPE as well")
+
+
+def run(args: argparse.Namespace) -> int:
+    _check(args)
+    table = get_table(args.name)
+    rows = table.select(args.rows)
+    recipe = find_recipe(args.train) if args.train else None
+    out = args.out or Path("runs") / f"table-{table.name}"
+    check_pages(out, table.name, lambda row: _again(row, rows, args))
+    measured = Measured(table, rows, {row.id: count_costs(row.model, row.args) for row in rows})
+    # Training first: it can be interrupted, and then no speed has been measured in vain.
+    if recipe and not _train(args, measured, recipe):
+        print("interrupted; the same command continues", file=sys.stderr)
+        return 1
+    how = "" if args.no_speed else _measure_speed(args, measured)
+    page, sheet = write_pages(out, table.name, markdown_text(measured, _command(args), how), csv_text(measured))
+    print(page.read_text(encoding="utf-8"))
+    print(f"written to {page} and {sheet}", file=sys.stderr)
+    return 0
+
+
+def _again(old: dict[str, str], rows: list[Row], args: argparse.Namespace) -> bool:
+    """Whether a row of an older sheet is measured again, in all that it has."""
+    if old["row"] not in {row.id for row in rows}:
+        return False
+    return not (old.get("training_ratio") and args.no_speed) and not (old.get("small_top1_mean") and not args.train)
+
+
+def _train(args: argparse.Namespace, measured: Measured, recipe: Path) -> bool:
+    """Fills in the small recipe's runs; False if a signal stopped them."""
+    name = recipe.parent.name if recipe.stem == "_base" else recipe.stem
+    folder = args.runs or Path("runs/ablations") / name / measured.table.name
+    overrides = [*args.set, *([f"schedule.epochs={args.epochs}"] if args.epochs else [])]
+    found = train_small(measured.rows, recipe, args.seeds or 2, folder, overrides)
+    if found is None:
+        return False
+    measured.small, measured.recipe = found, recipe.as_posix()
+    measured.small_costs = {
+        row.id: _small_costs(row, found[row.id].runs[0]) for row in measured.rows if row.id in found
+    }
+    return True
+
+
+def _small_costs(row: Row, facts: RunFacts) -> Costs:
+    """Counted for the data of the run: its channels, classes and size."""
+    args = dict(facts.get("model.args", {}))
+    if facts.get("data.num_classes"):
+        args["num_classes"] = facts.get("data.num_classes")
+    return count_costs(row.small_model, args, facts.get("data.size"), facts.get("data.in_chans"))
+
+
+def _measure_speed(args: argparse.Namespace, measured: Measured) -> str:
+    """Fills in the times and says how they were taken."""
+    rows = [row for row in measured.rows if can_run(row, args.device)]
+    size = args.size or measured.table.size
+    measured.inference = measure_inference(rows, args.batch, size, args.rounds, args.device)
+    measured.training_batch = args.train_batch
+    measured.training = measure_training(rows, args.train_batch, size, args.rounds, args.device)
+    return (
+        f"Measured: medians of {args.rounds} rounds with all rows in turn, {size}x{size}, float32, channels-last, "
+        f"eager, {args.device}, {torch.get_num_threads()} threads; inference in the fused form, training as forward, "
+        "backward and AdamW step of the training form."
+    )
+
+
+def _command(args: argparse.Namespace) -> str:
+    """What writes the same page again, with what was given and not the defaults."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    words: list[str] = ["wbmm", "table", args.name]
+    for action in parser._actions:
+        value = getattr(args, action.dest, None)
+        if not action.option_strings or action.dest == "help" or value == action.default:
+            continue
+        words.append(action.option_strings[-1])
+        if not isinstance(value, bool):
+            words += map(str, value if isinstance(value, list) else [value])
+    return shlex.join(words)

@@ -1,0 +1,77 @@
+"""Data for training: the same batches in the same order, whatever the number of workers and processes."""
+
+from dataclasses import dataclass
+
+from wbmm.data.augment import SampleDataset, eval_transform, train_transform
+from wbmm.data.check import check_sets
+from wbmm.data.loader import EvalLoader, TrainLoader, WorkerFetch
+from wbmm.data.memory import MemoryFetch, check_memory, load_images
+from wbmm.data.mix import BatchMixer
+from wbmm.data.order import Plan
+from wbmm.data.sources import BadImage, Source, in_order_of, open_source
+
+from .config import TrainConfig, check_config
+
+__all__ = ["BadImage", "BatchMixer", "Data", "EvalLoader", "TrainLoader", "build_data", "build_eval"]
+
+
+@dataclass
+class Data:
+    train: TrainLoader
+    val: EvalLoader
+    num_classes: int
+    class_names: list[str] | None
+
+
+def build_data(
+    cfg: TrainConfig,
+    rank: int = 0,
+    world: int = 1,
+    accumulation: int = 1,
+    class_names: list[str] | None = None,
+) -> Data:
+    """Opens and checks both sets; every error about the data is raised here, before the first step.
+
+    Args:
+        cfg: the run's.
+        rank, world: of the processes.
+        accumulation: forward passes a step.
+        class_names: of the checkpoint that the run continues; the data's must be the same.
+    """
+    check_config(cfg)
+    sets = (open_source(cfg.data, train=train) for train in (True, False))
+    train, val = (in_order_of(source, class_names, "the checkpoint") for source in sets)
+    num_classes = check_sets(cfg.data, train, val)
+    if cfg.data.in_memory:
+        check_memory(cfg.data, train, val)
+    size, fetch = _train_fetch(cfg, train)
+    plan = Plan(size, cfg.seed, cfg.batch, world, rank, accumulation)
+    names = train.class_names or class_names
+    return Data(TrainLoader(plan, fetch), _eval_loader(cfg, val, rank, world), num_classes, names)
+
+
+def build_eval(cfg: TrainConfig, rank: int = 0, world: int = 1) -> EvalLoader:
+    """The validation set alone."""
+    check_config(cfg)
+    source = open_source(cfg.data, train=False)
+    if cfg.data.in_memory:
+        check_memory(cfg.data, source)
+    return _eval_loader(cfg, source, rank, world)
+
+
+def _train_fetch(cfg: TrainConfig, source: Source):
+    if cfg.data.in_memory:
+        images, labels = load_images(cfg.data, source)
+        return len(images), MemoryFetch(images, labels, cfg.data, cfg.augment, cfg.seed)
+    skip = cfg.data.on_bad_image == "skip"
+    dataset = SampleDataset(source, train_transform(cfg.data, cfg.augment), cfg.data.in_chans, cfg.seed, skip)
+    return len(source), WorkerFetch(dataset, cfg.data.workers)
+
+
+def _eval_loader(cfg: TrainConfig, source: Source, rank: int, world: int) -> EvalLoader:
+    if cfg.data.in_memory:
+        images, labels = load_images(cfg.data, source)
+        return EvalLoader(len(images), cfg.batch, rank, world, MemoryFetch(images, labels, cfg.data))
+    skip = cfg.data.on_bad_image == "skip"
+    dataset = SampleDataset(source, eval_transform(cfg.data), cfg.data.in_chans, None, skip)
+    return EvalLoader(len(source), cfg.batch, rank, world, WorkerFetch(dataset, cfg.data.workers))
