@@ -16,6 +16,11 @@ def printable(text: object, limit: int = LONGEST) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line of printable text; its type where it says nothing."""
+    return printable((str(error).strip().splitlines() or [type(error).__name__])[0], limit=300)
+
+
 def render_table(headers: Sequence[str], rows: Sequence[Sequence[object]], markdown: bool = False) -> str:
     """Columns aligned for a terminal, or a Markdown table; numbers go to the right."""
     cells = [[printable(cell, limit=10_000) for cell in row] for row in rows]

@@ -128,7 +128,7 @@ def test_a_difference_above_the_tolerance_writes_nothing(checkpoint, tmp_path, c
 def test_a_run_is_reparameterised_with_its_average(tmp_path, capsys):
     """From a real run with an EMA; its transform and class names go into the file."""
     from wbmm.train.config import load_config
-    from wbmm.train.run import fit
+    from wbmm.train.fit import fit
 
     overrides = [
         "model.args={dims: [8, 16, 32, 64]}",

@@ -10,9 +10,9 @@ import yaml
 
 from wbmm import WBMM2d
 from wbmm.train import engine
-from wbmm.train import run as run_module
+from wbmm.train import fit as fit_module
 from wbmm.train.config import load_config
-from wbmm.train.run import fit, main
+from wbmm.train.fit import fit, main
 
 ONE_EPOCH = {"schedule": {"epochs": 1, "warmup_epochs": 0}, "save": {"every_steps": 0}}
 NARROW = "model={name: wbmm_a, args: {dims: [8, 16, 32, 64]}}"
@@ -59,7 +59,7 @@ def observe(make_config, metrics):
     """Trains one epoch of 8 steps, unless told otherwise, and reports what happened inside."""
 
     def train(*overrides: str) -> Observed:
-        outputs, original = {}, run_module.build_model
+        outputs, original = {}, fit_module.build_model
 
         def build_model(*args):
             model = original(*args)
@@ -74,7 +74,7 @@ def observe(make_config, metrics):
 
         config = make_config(**ONE_EPOCH)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(run_module, "build_model", build_model)
+            patch.setattr(fit_module, "build_model", build_model)
             fit(load_config(config, ["batch=16", "optim.lr=1e-4", *overrides]))
         return Observed([record["loss"] for record in metrics(out_of(config))], outputs, read(config))
 

@@ -14,12 +14,14 @@ import timm
 
 import wbmm  # noqa: F401  (registers the models)
 from wbmm.handler import run_command
+from wbmm.io.atomic import write_text
 from wbmm.machine import machine_facts, measured_line
 from wbmm.text import render_table
 from wbmm.train.config import TrainConfig, load_config, to_dict
-from wbmm.train.log import FILE, duration, write_text
+from wbmm.train.console import duration
+from wbmm.train.fit import fit
+from wbmm.train.log import METRICS_FILE
 from wbmm.train.report import RunFacts, read_run
-from wbmm.train.run import fit
 
 __all__ = ["Entry", "add_arguments", "compare", "main", "results_page", "run"]
 
@@ -92,7 +94,7 @@ def compare(
 
 def _finished(cfg: TrainConfig, folder: Path) -> bool:
     """Whether this very run is done; a run of another recipe in its place is an error."""
-    if not (folder / FILE).is_file():
+    if not (folder / METRICS_FILE).is_file():
         return False
     before = read_run(folder)
     now = {key: value for key, value in to_dict(cfg).items() if key not in MAY_DIFFER}

@@ -35,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from wbmm.train.config import load_config
+    from wbmm.train.fit import fit
     from wbmm.train.report import read_run
-    from wbmm.train.run import fit
 
     _check_packages()
     out = _free_folder(args.out)
@@ -74,6 +74,7 @@ def _verdict(rows: list, args: argparse.Namespace) -> int:
 def _deploy(cfg, out: Path):
     """Rows (form, accuracy, difference from the trained model, file) of the fused and the exported model."""
     import wbmm
+    from wbmm.data.classes import is_right
     from wbmm.deploy.export import export_model
     from wbmm.deploy.runtime import open_runner
     from wbmm.io.files import load_model
@@ -90,7 +91,7 @@ def _deploy(cfg, out: Path):
     session = open_runner(out / "fused.onnx")
     for form, run_model, path in (("fused", fused, "fused.pth"), ("ONNX Runtime", session, "fused.onnx")):
         logits = _logits(run_model, batches)
-        accuracy = 100 * (logits.argmax(1) == labels).double().mean().item()
+        accuracy = 100 * is_right(logits, labels).double().mean().item()
         difference = (logits - reference).abs().max().item()
         yield form, f"{accuracy:.2f} %", f"logits differ by {difference:.1e}", out / path
 

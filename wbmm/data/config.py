@@ -7,24 +7,72 @@ from timm.data.auto_augment import augment_and_mix_transform, auto_augment_trans
 
 from wbmm.fields import Choice, Items, Plain, Range, Text, show, takes
 
+__all__ = ["PATH", "READER_ARGS", "AugmentConfig", "DataConfig", "MixConfig", "check_reader_args"]
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+PROBABILITY = Range(0.0, 1.0)
+PATH = Text(4096)
+SOURCE = Text(
+    most=1024,
+    pattern=r"folder|tar|wds|digits|idx|hfds/.+",
+    valid="folder, tar, wds, hfds/<name or folder>, digits, idx (a stream cannot be read by index)",
+)
+# data.args: what the reader of each source takes, and two limits for all of them.
+LIMITS = {"train_limit": int, "val_limit": int}
+READER_ARGS = {
+    "folder": {"class_map": str | list},
+    "tar": {"class_map": str | list},
+    "wds": {"target_key": str, "index": str},
+    "hfds": {"input_key": str, "target_key": str},
+    "digits": {},
+    "idx": {},
+}
+
 # The strings of augment.auto: what the first part may be, and the numbers that may follow it.
 STD = Range(0.0, 1000.0)
-
 SWITCH = Range(0, 1)
-
 RAND = {"m": Range(0, 30), "n": Range(1, 20), "p": Range(0.0, 1.0), "mstd": STD, "mmax": Range(1, 30), "inc": SWITCH}
-
 RAND_SETS = ("tweights", "t3a", "t3aw")
-
 AUGMIX = {"m": Range(0, 10), "w": Range(1, 10), "d": Range(1, 10), "a": Range(0.01, 100.0), "b": SWITCH, "mstd": STD}
-
 POLICIES = ("original", "originalr", "v0", "v0r", "3a")
-
 SECTIONS = {"rand": RAND, "augmix": AUGMIX} | {name: {"mstd": STD} for name in POLICIES}
-
 BUILDERS = {"rand": rand_augment_transform, "augmix": augment_and_mix_transform}
-
 EXAMPLES = "rand-m9-mstd0.5-inc1, augmix-m3-w3 or original-mstd0.5"
+
+
+@dataclass
+class DataConfig:
+    source: str = takes("folder", SOURCE)
+    root: str | None = takes(None, PATH)
+    train_split: str = takes("train", Text())
+    val_split: str = takes("val", Text())
+    size: int = takes(224, Range(1, 8192))
+    in_chans: int = takes(3, Choice(3, 1))
+    num_classes: int | None = takes(None, Range(2, 1_000_000))  # None: counted from the data
+    workers: int = takes(8, Range(0, 512))
+    in_memory: bool = False
+    on_bad_image: str = takes("fail", Choice("fail", "skip"))
+    interpolation: str = takes("bicubic", Choice("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming"))
+    crop_pct: float = takes(0.875, Range(0.0, 1.0, "(]"))
+    mean: list[float] = takes(list(IMAGENET_MEAN), Items(1, 3, PROBABILITY))  # of pixels from 0 to 1
+    std: list[float] = takes(list(IMAGENET_STD), Items(1, 3, Range(1e-3, 1.0)))
+    args: dict = takes({}, Plain())  # see READER_ARGS
+
+
+def check_reader_args(data: DataConfig) -> None:
+    """Raises unless `data.args` are options of the source."""
+    valid = READER_ARGS.get(data.source.partition("/")[0], {}) | LIMITS
+    for key, value in data.args.items():
+        if key not in valid:
+            raise ValueError(f"data.args.{key} is no option of data.source={data.source}; valid: {', '.join(valid)}")
+        if value is None:
+            continue
+        if key in LIMITS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+            raise ValueError(f"data.args.{key} must be a whole number above 0, or null, got {show(value)}")
+        if not isinstance(value, valid[key]) or not value:
+            kind = "text" if valid[key] is str else "a text file or a list of names"
+            raise ValueError(f"data.args.{key} must be {kind}, got {show(value)}")
 
 
 class AutoAugment:
@@ -54,52 +102,6 @@ class AutoAugment:
         return found and f"{parts[1]} {found}"
 
 
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-
-IMAGENET_STD = (0.229, 0.224, 0.225)
-
-PROBABILITY = Range(0.0, 1.0)
-
-PATH = Text(4096)
-
-SOURCE = Text(
-    most=1024,
-    pattern=r"folder|tar|wds|digits|idx|hfds/.+",
-    valid="folder, tar, wds, hfds/<name or folder>, digits, idx (a stream cannot be read by index)",
-)
-
-# data.args: what the reader of each source takes, and two limits for all of them.
-LIMITS = {"train_limit": int, "val_limit": int}
-
-READER_ARGS = {
-    "folder": {"class_map": str | list},
-    "tar": {"class_map": str | list},
-    "wds": {"target_key": str, "index": str},
-    "hfds": {"input_key": str, "target_key": str},
-    "digits": {},
-    "idx": {},
-}
-
-
-@dataclass
-class DataConfig:
-    source: str = takes("folder", SOURCE)
-    root: str | None = takes(None, PATH)
-    train_split: str = takes("train", Text())
-    val_split: str = takes("val", Text())
-    size: int = takes(224, Range(1, 8192))
-    in_chans: int = takes(3, Choice(3, 1))
-    num_classes: int | None = takes(None, Range(2, 1_000_000))  # None: counted from the data
-    workers: int = takes(8, Range(0, 512))
-    in_memory: bool = False
-    on_bad_image: str = takes("fail", Choice("fail", "skip"))
-    interpolation: str = takes("bicubic", Choice("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming"))
-    crop_pct: float = takes(0.875, Range(0.0, 1.0, "(]"))
-    mean: list[float] = takes(list(IMAGENET_MEAN), Items(1, 3, PROBABILITY))  # of pixels from 0 to 1
-    std: list[float] = takes(list(IMAGENET_STD), Items(1, 3, Range(1e-3, 1.0)))
-    args: dict = takes({}, Plain())  # see READER_ARGS
-
-
 @dataclass
 class AugmentConfig:
     auto: str | None = takes("rand-m9-mstd0.5-inc1", AutoAugment())
@@ -120,18 +122,3 @@ class MixConfig:
     switch_prob: float = takes(0.5, PROBABILITY)
     mode: str = takes("batch", Choice("batch", "pair", "elem"))
     label_smoothing: float = takes(0.1, Range(0.0, 1.0, "[)"))
-
-
-def check_reader_args(data: DataConfig) -> None:
-    """Raises unless `data.args` are options of the source."""
-    valid = READER_ARGS.get(data.source.partition("/")[0], {}) | LIMITS
-    for key, value in data.args.items():
-        if key not in valid:
-            raise ValueError(f"data.args.{key} is no option of data.source={data.source}; valid: {', '.join(valid)}")
-        if value is None:
-            continue
-        if key in LIMITS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-            raise ValueError(f"data.args.{key} must be a whole number above 0, or null, got {show(value)}")
-        if not isinstance(value, valid[key]) or not value:
-            kind = "text" if valid[key] is str else "a text file or a list of names"
-            raise ValueError(f"data.args.{key} must be {kind}, got {show(value)}")

@@ -19,13 +19,24 @@ __all__ = [
     "number_classes",
     "read_class_names",
     "some",
+    "split_folder",
 ]
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
+SYNONYMS = {"train": ("training",), "val": ("validation", "valid"), "validation": ("val", "valid")}
 ANNOTATIONS = "val_annotations.txt"  # Tiny ImageNet's validation set: `images/` and a class for each picture
 MOST_TEXT = 2**26  # bytes of a list of names; ImageNet's validation set takes 2 MB
 
 _logger = logging.getLogger(__name__)
+
+
+def split_folder(root: Path, split: str) -> Path:
+    """`root/split`, or its usual other name. There is no falling back to `root`: it would hold both splits."""
+    for name in (split, *SYNONYMS.get(split, ())):
+        if (root / name).is_dir():
+            return root / name
+    present = sorted(path.name for path in root.iterdir() if path.is_dir())
+    raise ValueError(f"no folder {split!r} in {root}; it has: {', '.join(present[:10]) or 'no folders'}")
 
 
 def is_image(name: str) -> bool:

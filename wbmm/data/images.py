@@ -12,12 +12,13 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from wbmm.data.config import DataConfig
 from wbmm.io.card import ModelCard
 
-from .check import SYNONYMS
-from .folders import SUFFIXES, list_images
-from .sources import ArraySource, BadImage, FileSource, Source, Subset, first_of_each_class, in_order_of, open_source
+from .classes import in_order_of
+from .config import DataConfig
+from .folders import SUFFIXES, SYNONYMS, list_images
+from .loader import WORKER_TIMEOUT_S
+from .sources import ArraySource, BadImage, FileSource, Source, Subset, first_of_each_class, open_source
 
 __all__ = [
     "Batch",
@@ -31,7 +32,7 @@ __all__ = [
 
 NEEDS_NO_FOLDER = ("digits", "hfds")
 SPLITS = {"train", "val", "test", *(name for names in SYNONYMS.values() for name in names)}
-WORKER_TIMEOUT_S = 300
+NOT_FILES = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 
 _logger = logging.getLogger(__name__)
 
@@ -93,6 +94,25 @@ def no_more_than(source: Source, limit: int | None) -> Source:
     return Subset(source, first_of_each_class(source.labels, limit))
 
 
+def find_images(paths: list[Path]) -> list[Path]:
+    """The image files among `paths` and inside the folders among them, sorted within each folder."""
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(map(Path, list_images(path)))
+            if not inside:
+                raise ValueError(f"no image in the folder {path}: looked for {', '.join(SUFFIXES)}")
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        elif path.exists():
+            kind = NOT_FILES.get(stat.S_IFMT(path.stat().st_mode), "a device")
+            raise ValueError(f"{path} is {kind}: give regular files, or folders of them")
+        else:
+            raise ValueError(f"{path}: there is no such file or folder")
+    return found
+
+
 @dataclass
 class Batch:
     """What was read of some images: the good ones, and a sentence for each bad one.
@@ -108,6 +128,21 @@ class Batch:
     images: Tensor | None
     labels: Tensor
     errors: dict[int, str]
+
+
+def batches(source: Source, card: ModelCard, batch: int, workers: int = 0) -> Iterator[Batch]:
+    """The images of a source in order, through the card's transform; `workers` processes read files."""
+    held = source.source if isinstance(source, Subset) else source
+    if isinstance(held, ArraySource) or len(source) <= batch:
+        workers = 0
+    loader = DataLoader(
+        _Samples(source, card.transform()),
+        batch_size=batch,
+        num_workers=workers,
+        collate_fn=_collate,
+        timeout=WORKER_TIMEOUT_S if workers else 0,
+    )
+    yield from loader
 
 
 class _Samples(Dataset):
@@ -134,43 +169,6 @@ def _collate(samples: list) -> Batch:
     )
 
 
-def batches(source: Source, card: ModelCard, batch: int, workers: int = 0) -> Iterator[Batch]:
-    """The images of a source in order, through the card's transform; `workers` processes read files."""
-    held = source.source if isinstance(source, Subset) else source
-    if isinstance(held, ArraySource) or len(source) <= batch:
-        workers = 0
-    loader = DataLoader(
-        _Samples(source, card.transform()),
-        batch_size=batch,
-        num_workers=workers,
-        collate_fn=_collate,
-        timeout=WORKER_TIMEOUT_S if workers else 0,
-    )
-    yield from loader
-
-
-KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-
-
-def find_images(paths: list[Path]) -> list[Path]:
-    """The image files among `paths` and inside the folders among them, sorted within each folder."""
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            inside = sorted(map(Path, list_images(path)))
-            if not inside:
-                raise ValueError(f"no image in the folder {path}: looked for {', '.join(SUFFIXES)}")
-            found += inside
-        elif path.is_file():
-            found.append(path)
-        elif path.exists():
-            kind = KINDS.get(stat.S_IFMT(path.stat().st_mode), "a device")
-            raise ValueError(f"{path} is {kind}: give regular files, or folders of them")
-        else:
-            raise ValueError(f"{path}: there is no such file or folder")
-    return found
-
-
 def photo_batch(card: ModelCard, folder: Path | None = None, count: int = 8) -> Tensor:
     """`[count, C, H, W]`: images of a folder, or crops of the two photographs that scikit-learn ships."""
     transform = card.transform()
@@ -188,7 +186,7 @@ def _crops(count: int) -> list[Image.Image]:
         from sklearn.datasets import load_sample_images
     except ImportError as error:
         raise ImportError(
-            "the photographs for this check come with scikit-learn: in the checkout, pip install '.[train]', "
+            "the photographs for this check come with scikit-learn: pip install 'wbmm[train]', "
             "or give a folder of your own (--images DIR)"
         ) from error
     photos = [Image.fromarray(array) for array in load_sample_images().images]

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from wbmm.data.classes import is_right
 from wbmm.data.images import batches, match_classes, no_more_than, open_labelled
 from wbmm.io.card import ModelCard
 from wbmm.progress import progress_bar
@@ -95,8 +96,7 @@ def _count_bad(logits: Tensor) -> int:
 
 def top(outputs: Outputs, k: int) -> float:
     """Top-k accuracy in per cent."""
-    best = outputs.logits.topk(min(k, outputs.logits.shape[1]), dim=1).indices
-    return 100 * (best == outputs.labels[:, None]).any(1).double().mean().item()
+    return 100 * is_right(outputs.logits, outputs.labels, k).double().mean().item()
 
 
 def agreement(outputs: Outputs, reference: Outputs) -> float:

@@ -23,10 +23,10 @@ from wbmm.models.identify import identify
 from wbmm.models.pattern import MOST_BLOCKS, NUM_STAGES, StageWindow, parse_pattern, parse_windows
 from wbmm.models.state import CheckpointError
 from wbmm.models.wbmm import WBMM
-from wbmm.text import printable
+from wbmm.text import first_line, printable
 from wbmm.zoo import load_zoo
 
-from .reader import METADATA_KEY, first_line
+from .reader import METADATA_KEY
 
 __all__ = [
     "FORMS",

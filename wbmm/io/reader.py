@@ -14,7 +14,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from wbmm.models.state import CheckpointError
-from wbmm.text import printable
+from wbmm.text import first_line
 
 from .digest import DAMAGED, DIGEST_KEY, digest
 from .pickles import Storage, UnreadableTensor, read_pickle
@@ -68,11 +68,6 @@ def check_is_file(path: Path) -> None:
         raise CheckpointError(f"{path}: {'there is no such file' if missing else error.strerror}") from None
     if not stat.S_ISREG(mode):
         raise CheckpointError(f"{path}: {'a folder' if stat.S_ISDIR(mode) else 'a pipe or a device'}, not a file")
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, in one line of printable text."""
-    return printable((str(error).strip().splitlines() or [type(error).__name__])[0], limit=300)
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

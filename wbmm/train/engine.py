@@ -15,17 +15,17 @@ from torch import Tensor
 
 from wbmm.data.mix import BatchMixer
 from wbmm.data.order import hash64
-from wbmm.train.checkpoint import Position
 
 from . import checkpoint
 from .batch import BatchPlan
+from .checkpoint import Position
 from .config import TrainConfig, to_dict
 from .dist import World, all_sum, gather_objects
-from .evaluate import evaluate
 from .guard import MARKER, BufferSnapshot, StopSignal, nonfinite_gradients, nonfinite_layers, write_marker
 from .loaders import Data
 from .log import Clock, RunLogger, memory_mb, writing
-from .optim import set_train_mode
+from .model import set_train_mode
+from .validate import validate
 
 __all__ = ["Run", "train"]
 
@@ -36,7 +36,7 @@ AMP_DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass
 class Run:
-    """Everything that a run is made of, built by `wbmm.train.run`."""
+    """Everything that a run is made of, built by `wbmm.train.fit`."""
 
     config: TrainConfig
     world: World
@@ -259,7 +259,7 @@ def measure(run: Run) -> dict[str, float] | None:
     for prefix, model in (("", run.model), ("ema_", run.ema.module if run.ema else None)):
         if model is None:
             continue
-        figures = evaluate(
+        figures = validate(
             model,
             run.data.val,
             run.world,

@@ -13,8 +13,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from wbmm.data.loader import SIGNALS
-
-from .log import write_text
+from wbmm.io.atomic import write_text
 
 __all__ = [
     "BufferSnapshot",

@@ -3,16 +3,15 @@
 from dataclasses import dataclass
 
 from wbmm.data.augment import SampleDataset, eval_transform, train_transform
-from wbmm.data.check import check_sets
+from wbmm.data.classes import check_sets, in_order_of
 from wbmm.data.loader import EvalLoader, TrainLoader, WorkerFetch
 from wbmm.data.memory import MemoryFetch, check_memory, load_images
-from wbmm.data.mix import BatchMixer
 from wbmm.data.order import Plan
-from wbmm.data.sources import BadImage, Source, in_order_of, open_source
+from wbmm.data.sources import Source, open_source
 
 from .config import TrainConfig, check_config
 
-__all__ = ["BadImage", "BatchMixer", "Data", "EvalLoader", "TrainLoader", "build_data", "build_eval"]
+__all__ = ["Data", "build_data", "build_eval"]
 
 
 @dataclass

@@ -8,10 +8,12 @@ from statistics import median
 
 import yaml
 
+from wbmm.io.atomic import replacing, write_text
 from wbmm.text import render_table
 
+from .console import duration
 from .guard import read_marker
-from .log import FILE, STATUS_FILE, duration, read_metrics, replacing, working_seconds, write_text
+from .log import METRICS_FILE, STATUS_FILE, read_metrics, working_seconds
 
 __all__ = [
     "EXAMPLE",
@@ -95,12 +97,16 @@ def _top1(record: dict) -> float | None:
 
 
 def write_summary(run_dir: str | Path) -> Path:
-    """Writes summary.md and curves.png into the run's folder and returns the path of the summary."""
+    """Writes summary.md and, with matplotlib, curves.png into the run's folder; returns the path of the summary."""
     run = read_run(run_dir)
-    draw_curves(run, run.folder / "curves.png")
+    try:
+        draw_curves(run, run.folder / "curves.png")
+        picture = "![curves](curves.png)"
+    except ImportError as error:
+        picture = f"No curves: {error}"
     rows = "\n".join(f"| {name} | {value} |" for name, value in _summary_rows(run))
     evals = _eval_table(run.eval)
-    text = f"# {run.folder.name}\n\n| | |\n| --- | --- |\n{rows}\n\n![curves](curves.png)\n"
+    text = f"# {run.folder.name}\n\n| | |\n| --- | --- |\n{rows}\n\n{picture}\n"
     if evals:
         text += f"\n## Evaluations\n\n{evals}\n"
     write_text(run.folder / "summary.md", text)
@@ -147,9 +153,7 @@ def draw_curves(run: RunFacts, path: Path) -> None:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(
-            "the picture of the curves needs matplotlib: in the checkout, pip install '.[train]'"
-        ) from error
+        raise ImportError("the picture of the curves needs matplotlib: pip install 'wbmm[train]'") from error
     figure = Figure(figsize=(13, 4), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     loss, accuracy, rate = figure.subplots(1, 3)
@@ -219,9 +223,9 @@ def find_runs(folder: Path) -> list[Path]:
     """The folders at or below `folder` that hold metrics."""
     if not folder.is_dir():
         raise ValueError(f"{folder} is not a folder")
-    found = sorted(path.parent for path in folder.rglob(FILE))
+    found = sorted(path.parent for path in folder.rglob(METRICS_FILE))
     if not found:
-        raise ValueError(f"no run below {folder}: no folder holds a {FILE}")
+        raise ValueError(f"no run below {folder}: no folder holds a {METRICS_FILE}")
     return found
 
 

@@ -13,10 +13,10 @@ import torch
 
 from wbmm.data.images import match_classes, no_more_than, open_labelled
 from wbmm.handler import run_command
+from wbmm.io.atomic import write_text
 from wbmm.io.reader import safe_load
 from wbmm.machine import versions
 from wbmm.text import render_table
-from wbmm.train.log import write_text
 
 from .calibrate import read_calibration
 from .choose import GROUPS, Choice

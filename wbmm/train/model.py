@@ -1,20 +1,25 @@
-"""What timm takes: optimisers, augmentation strings and the arguments of models, found out before any work."""
+"""The model of a run: what a configuration may ask timm for, checked before any work, and what is frozen.
+
+Any argument of any model of timm's may be given here, within wide bounds. A file from a stranger may set only the
+arguments listed in `wbmm.io.card`, each with its own type and bounds; the two have no list in common.
+"""
 
 import inspect
 import json
 import re
 import warnings
+from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 
 import timm
 import torch
 import torch.nn as nn
-from timm.optim import get_optimizer_info, list_optimizers
+from torch.nn.modules.batchnorm import _BatchNorm
 
-from wbmm.fields import Known, Range, show
+from wbmm.fields import Items, Known, Plain, Range, Text, show, takes
+from wbmm.text import first_line
 
-__all__ = ["MODELS", "OPTIMIZERS", "check_model", "create_model", "frozen_names", "optimizer_options"]
+__all__ = ["ModelConfig", "check_model", "create_model", "freeze", "set_train_mode"]
 
 # Arguments of timm.create_model that fetch or read something, or that have a place of their own.
 ELSEWHERE = {
@@ -30,34 +35,20 @@ NOT_OURS = (*FEATURES, "scriptable", "exportable", "no_jit", "cache_dir")
 NUMBER, WINDOW = Range(-16384, 16384), Range(1, 64)
 MOST_BLOCKS = 1000
 MOST_PARAMETERS = 20e9
-
-
-def _is_optimizer(name: str) -> bool:
-    try:
-        return bool(get_optimizer_info(name))
-    except ValueError:
-        return False
-
-
 MODELS = Known("a model that timm knows", timm.list_models, timm.is_model)
-OPTIMIZERS = Known("one of timm's optimisers", list_optimizers, _is_optimizer)
 
 
-def optimizer_options(name: str, betas: list[float], eps: float) -> dict:
-    """The options of this optimiser among those that not all have."""
-    if wrong := OPTIMIZERS.problem(name):
-        raise ValueError(f"optim.name {wrong}")
-    info = get_optimizer_info(name)
-    if info.second_order:
-        raise ValueError(f"optim.name {name!r} needs second derivatives, which training does not compute; e.g. adamw")
-    package = info.opt_class.partition(".")[0] if isinstance(info.opt_class, str) else None
-    if package and find_spec(package) is None:
-        raise ValueError(f"optim.name {name!r} needs the package {package}, which is not installed")
-    if info.has_betas and len(betas) != info.num_betas:
-        raise ValueError(f"optim.betas must be {info.num_betas} numbers for optim.name={name}, got {betas}")
-    # timm lists eps for one optimiser that has none (kronc), hence the look at the class
-    has_eps = info.has_eps and (package is not None or "eps" in inspect.signature(info.opt_class).parameters)
-    return ({"betas": tuple(betas)} if info.has_betas else {}) | ({"eps": eps} if has_eps else {})
+@dataclass
+class ModelConfig:
+    name: str = takes("wbmm_t", MODELS)
+    args: dict = takes({}, Plain())  # keyword arguments of timm.create_model
+    drop_path: float = takes(0.0, Range(0.0, 1.0, "[)"))
+    grad_checkpointing: bool = False
+    freeze: list[str] = takes([], Items(0, 1000, Text()))  # prefixes of parameter names, e.g. ["stem", "stages.0"]
+    bn_eval: bool = False  # batch norm uses, and keeps, its running statistics while training
+    channels_last: bool = True
+    compile: bool = False
+    sync_bn: bool = False
 
 
 def create_model(name: str, args: dict, drop_path: float, in_chans: int, num_classes: int) -> nn.Module:
@@ -72,6 +63,50 @@ def create_model(name: str, args: dict, drop_path: float, in_chans: int, num_cla
         raise
     except Exception as error:  # constructors meet a wrong value with whatever happens to it
         raise ValueError(_refusal(name, args, error)) from error
+
+
+def check_model(
+    name: str,
+    args: dict,
+    drop_path: float,
+    in_chans: int,
+    size: int,
+    freeze: list[str],
+    grad_checkpointing: bool,
+) -> None:
+    """Builds the model without memory for its weights, to find out whether it can be built as asked."""
+    _check_args(args)
+    model = _outline(name, json.dumps(args), drop_path > 0, in_chans)
+    if model is None:
+        return
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if parameters > MOST_PARAMETERS:
+        raise ValueError(f"model.args give {name} {parameters:.3g} parameters, above {MOST_PARAMETERS:.3g}")
+    embed = getattr(model, "patch_embed", None)
+    if getattr(embed, "strict_img_size", False) and embed.img_size not in (None, (size, size)):
+        wanted = f"model.name {name!r} takes images of {embed.img_size[0]} pixels"
+        raise ValueError(f"{wanted}, data.size is {size}; set model.args.img_size={size}")
+    _frozen_names(model, freeze)
+    if grad_checkpointing:
+        try:
+            model.set_grad_checkpointing()
+        except (AttributeError, AssertionError):
+            raise ValueError(f"model.grad_checkpointing: {name} has none; set it to false") from None
+
+
+@lru_cache(maxsize=16)
+def _outline(name: str, args: str, drop_path: bool, in_chans: int) -> nn.Module | None:
+    """The model on the meta device; None where only a real one, or another machine, can tell."""
+    try:
+        with torch.device("meta"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return create_model(name, json.loads(args), 0.1 if drop_path else 0.0, in_chans, num_classes=2)
+    except ImportError:
+        return None
+    except ValueError as error:
+        if "meta" in str(error).replace(name, ""):
+            return None
+        raise
 
 
 def _check_args(args: dict) -> None:
@@ -103,14 +138,14 @@ def _numbers(value, in_text: bool = False):
 
 
 def _refusal(name: str, args: dict, error: Exception) -> str:
-    text = (str(error).splitlines() or [""])[0][:300]
+    text = first_line(error)
     unknown = re.search(r"unexpected keyword argument '(\w+)'", text)
     if unknown and unknown[1] == "drop_path_rate":
         return f"model.drop_path: {name} has no stochastic depth; set it to 0"
     if unknown and unknown[1] in args:
         return f"model.args: {name} takes no {unknown[1]!r}; it takes {', '.join(_arguments(name)) or 'none'}"
     what = f"model.args {show(args)} do not fit {name}" if args else f"model.name {name!r} cannot be built"
-    return f"{what}: {text if isinstance(error, ValueError) else f'{type(error).__name__}: {text}'}"
+    return f"{what}: {text if isinstance(error, ValueError) or not str(error) else f'{type(error).__name__}: {text}'}"
 
 
 def _arguments(name: str) -> list[str]:
@@ -121,51 +156,13 @@ def _arguments(name: str) -> list[str]:
     return [key for key, value in parameters.items() if value.kind not in kinds and key not in ELSEWHERE]
 
 
-def check_model(
-    name: str,
-    args: dict,
-    drop_path: float,
-    in_chans: int,
-    size: int,
-    freeze: list[str],
-    grad_checkpointing: bool,
-) -> None:
-    """Builds the model without memory for its weights, to find out whether it can be built as asked."""
-    _check_args(args)
-    model = _outline(name, json.dumps(args), drop_path > 0, in_chans)
-    if model is None:
-        return
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    if parameters > MOST_PARAMETERS:
-        raise ValueError(f"model.args give {name} {parameters:.3g} parameters, above {MOST_PARAMETERS:.3g}")
-    embed = getattr(model, "patch_embed", None)
-    if getattr(embed, "strict_img_size", False) and embed.img_size not in (None, (size, size)):
-        wanted = f"model.name {name!r} takes images of {embed.img_size[0]} pixels"
-        raise ValueError(f"{wanted}, data.size is {size}; set model.args.img_size={size}")
-    frozen_names(model, freeze)
-    if grad_checkpointing:
-        try:
-            model.set_grad_checkpointing()
-        except (AttributeError, AssertionError):
-            raise ValueError(f"model.grad_checkpointing: {name} has none; set it to false") from None
+def freeze(model: nn.Module, prefixes: list[str]):
+    """Stops the training of every parameter whose name starts with one of `prefixes` (whole parts of the name)."""
+    for name in _frozen_names(model, prefixes):
+        model.get_parameter(name).requires_grad_(False)
 
 
-@lru_cache(maxsize=16)
-def _outline(name: str, args: str, drop_path: bool, in_chans: int) -> nn.Module | None:
-    """The model on the meta device; None where only a real one, or another machine, can tell."""
-    try:
-        with torch.device("meta"), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return create_model(name, json.loads(args), 0.1 if drop_path else 0.0, in_chans, num_classes=2)
-    except ImportError:
-        return None
-    except ValueError as error:
-        if "meta" in str(error).replace(name, ""):
-            return None
-        raise
-
-
-def frozen_names(model: nn.Module, prefixes: list[str]) -> set[str]:
+def _frozen_names(model: nn.Module, prefixes: list[str]) -> set[str]:
     """The parameters whose name starts with one of `prefixes` (whole parts of the name)."""
     names = [name for name, _ in model.named_parameters()]
     frozen: set[str] = set()
@@ -178,3 +175,15 @@ def frozen_names(model: nn.Module, prefixes: list[str]) -> set[str]:
     if frozen and not any(p.requires_grad for name, p in model.named_parameters() if name not in frozen):
         raise ValueError("model.freeze leaves no parameter to train")
     return frozen
+
+
+def set_train_mode(model: nn.Module, frozen: list[str], bn_eval: bool):
+    """Train mode, but with the statistics of frozen batch norms (or of all, with `bn_eval`) kept as they are."""
+    model.train()
+    for name, module in model.named_modules():
+        if isinstance(module, _BatchNorm) and (bn_eval or any(_under(name, prefix) for prefix in frozen)):
+            module.eval()
+
+
+def _under(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(f"{prefix}.")

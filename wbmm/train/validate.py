@@ -1,4 +1,4 @@
-"""Evaluation over all processes, each image counted exactly once."""
+"""Validation during training, over all processes, each image counted exactly once."""
 
 from collections.abc import Callable
 
@@ -6,13 +6,15 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from wbmm.data.classes import is_right
+
 from .dist import World, all_sum, broadcast_buffers
 
-__all__ = ["evaluate"]
+__all__ = ["validate"]
 
 
 @torch.no_grad()
-def evaluate(
+def validate(
     model: nn.Module,
     loader,
     world: World,
@@ -45,10 +47,9 @@ def evaluate(
         with torch.autocast(world.device.type, amp_dtype, enabled=amp_dtype is not None):
             logits = model(images)
         logits = logits.float()
-        ranked = logits.topk(min(5, logits.shape[1]), dim=1).indices == targets[:, None]
         counted += len(targets)
-        right = right + ranked[:, 0].sum()
-        right5 = right5 + ranked.sum()
+        right = right + is_right(logits, targets).sum()
+        right5 = right5 + is_right(logits, targets, k=5).sum()
         loss += F.cross_entropy(logits, targets, reduction="sum").double()
     counted, right, right5, loss, stopped = all_sum([counted, right, right5, loss, stopped], world)
     if stopped:

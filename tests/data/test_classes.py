@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from wbmm.data.check import check_sets
+from wbmm.data.classes import check_sets
 from wbmm.data.sources import ArraySource
 from wbmm.train.config import config_from_dict
 from wbmm.train.loaders import build_data

@@ -11,18 +11,19 @@ import torch
 import wbmm  # noqa: F401  (registers the models)
 from wbmm.data.mix import BatchMixer
 from wbmm.handler import INTERRUPTED, run_command
+from wbmm.io.atomic import remove_stale, write_text
 
-from . import checkpoint
 from .batch import plan_batch, scale_lr
-from .build import build_ema, build_model, check_same_run, find_resume, init_weights, restore, set_reproducible, wrap
+from .build import build_ema, build_model, init_weights, set_reproducible, wrap
 from .config import TrainConfig, load_config, to_yaml
 from .dist import World, broadcast_object, is_peer_failure, setup
 from .engine import STOPPED, Run, train
 from .guard import NOTHING_TO_SAVE, StopSignal, clear_marker, lock_folder
 from .loaders import build_data
-from .log import RunLogger, write_text, writing
+from .log import RunLogger, writing
 from .optim import build_optimizer, build_scheduler
 from .report import write_summary
+from .resume import check_same_run, find_resume, restore
 
 __all__ = ["EXAMPLE", "Result", "add_arguments", "fit", "main", "run"]
 
@@ -91,7 +92,7 @@ def _fit(config: TrainConfig, world: World, stop: StopSignal) -> Result:
     with lock_folder(Path(config.out), world.main):
         if world.main:
             clear_marker(Path(config.out))  # of the sitting before: if this one cannot start, it is not interrupted
-            checkpoint.clear_stale(Path(config.out))
+            remove_stale(Path(config.out))
         run = build(config, world, stop)
         try:
             status = train(run)
@@ -114,8 +115,7 @@ def build(config: TrainConfig, world: World, stop: StopSignal) -> Run:
     set_reproducible(config)
     plan = plan_batch(config.global_batch, config.batch, world.size)
     lr, lr_text = scale_lr(config.optim.lr, config.optim.lr_batch, config.global_batch)
-    resume = find_resume(config, world, texts.append)
-    saved = checkpoint.read(resume) if resume else None
+    resume, saved = find_resume(config, world, texts.append) or (None, None)
     names = saved.get("class_names") if saved else None
     data = build_data(config, world.rank, world.size, plan.accumulation, names)
     if saved:
