@@ -10,7 +10,7 @@ from wbmm.train import log as log_module
 from wbmm.train.config import config_from_dict, to_yaml
 from wbmm.train.guard import write_marker
 from wbmm.train.log import RunLogger
-from wbmm.train.report import add_arguments, find_runs, read_run, run, write_summary
+from wbmm.train.report import RunFacts, add_arguments, find_runs, run, write_summary
 
 
 def make_run(folder, top1=(80.0, 97.5, 97.0), status="finished", **changes):
@@ -67,7 +67,7 @@ def test_summary_of_a_run_that_a_signal_stopped(tmp_path):
 def test_a_loss_that_is_not_finite_does_not_break_the_picture(tmp_path):
     folder = make_run(tmp_path / "nan", top1=(50.0,))
     with (folder / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({**read_run(folder).train[-1], "step": 6, "loss": float("nan")}) + "\n")
+        file.write(json.dumps({**RunFacts(folder).train[-1], "step": 6, "loss": float("nan")}) + "\n")
     assert "nan" in write_summary(folder).read_text()
 
 
@@ -78,7 +78,7 @@ def test_data_wait_is_weighted_by_time(tmp_path):
         {"kind": "train", "step": 20, "epoch": 2, "images_per_s": 25.0, "data_wait": 0.6},
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert read_run(folder).data_wait() == pytest.approx((0.1 * 1 + 0.6 * 4) / 5)
+    assert RunFacts(folder).data_wait() == pytest.approx((0.1 * 1 + 0.6 * 4) / 5)
 
 
 def test_in_files_of_older_versions_a_long_gap_is_a_pause(tmp_path):
@@ -87,7 +87,7 @@ def test_in_files_of_older_versions_a_long_gap_is_a_pause(tmp_path):
         {"kind": "eval", "step": i, "epoch": i, "top1": 1.0, "time": t} for i, t in enumerate((0, 50, 9050, 9080))
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert read_run(folder).seconds == 80
+    assert RunFacts(folder).seconds == 80
 
 
 class FakeTime:
@@ -120,7 +120,7 @@ def test_slow_steps_count_and_the_time_between_sittings_does_not(tmp_path, clock
     sit(tmp_path, clock, (1, 2, 3), gap=1200)
     clock.now += 90_000
     sit(tmp_path, clock, (3, 4), gap=1200, resumed_step=2)
-    assert read_run(tmp_path).seconds == 4 * 1200, "step 3 of the first sitting is lost, and its time"
+    assert RunFacts(tmp_path).seconds == 4 * 1200, "step 3 of the first sitting is lost, and its time"
     clock.now += 90_000
     logger = sit(tmp_path, clock, (), gap=0, resumed_step=4, resumed_seconds=5000.0)
     clock.now += 700
@@ -132,7 +132,7 @@ def test_a_run_of_an_older_version_goes_on_from_its_guessed_time(tmp_path, clock
     records = [{"kind": "eval", "step": i, "epoch": i, "top1": 1.0, "time": t} for i, t in enumerate((0, 50, 9050))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     sit(tmp_path, clock, (3, 4), gap=1200, resumed_step=2)
-    assert read_run(tmp_path).seconds == 50 + 2400
+    assert RunFacts(tmp_path).seconds == 50 + 2400
 
 
 def command(*arguments):

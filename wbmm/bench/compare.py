@@ -21,7 +21,7 @@ from wbmm.train.config import TrainConfig, load_config, to_dict
 from wbmm.train.console import duration
 from wbmm.train.fit import fit
 from wbmm.train.log import METRICS_FILE
-from wbmm.train.report import RunFacts, read_run
+from wbmm.train.report import RunFacts
 
 __all__ = ["Entry", "add_arguments", "compare", "main", "results_page", "run"]
 
@@ -89,14 +89,14 @@ def compare(
             cfg = load_config(config, [*overrides, *model, f"seed={seed}", f"out={folder}", "resume=auto"])
             if not _finished(cfg, folder) and fit(cfg).status != "finished":
                 return None
-    return {entry.label: [read_run(out / f"{entry.label}-seed{seed}") for seed in seeds] for entry in entries}
+    return {entry.label: [RunFacts(out / f"{entry.label}-seed{seed}") for seed in seeds] for entry in entries}
 
 
 def _finished(cfg: TrainConfig, folder: Path) -> bool:
     """Whether this very run is done; a run of another recipe in its place is an error."""
     if not (folder / METRICS_FILE).is_file():
         return False
-    before = read_run(folder)
+    before = RunFacts(folder)
     now = {key: value for key, value in to_dict(cfg).items() if key not in MAY_DIFFER}
     if before.config and {key: value for key, value in before.config.items() if key not in MAY_DIFFER} != now:
         raise ValueError(f"{folder} holds a run of another recipe: remove it or choose another folder")

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from wbmm.train.config import load_config
     from wbmm.train.fit import fit
-    from wbmm.train.report import read_run
+    from wbmm.train.report import RunFacts
 
     _check_packages()
     out = _free_folder(args.out)
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if result.status != "finished":
         print(f"{result.status}: nothing to show yet", file=sys.stderr)
         return 1
-    facts = read_run(out)
+    facts = RunFacts(out)
     rows = [
         ("trained", f"{result.metrics['top1']:.2f} %", f"in {minutes:.1f} min", out / "last.pt"),
         *_deploy(cfg, out),

@@ -26,6 +26,10 @@ __all__ = [
     "write_marker",
 ]
 
+MARKER = "interrupted.json"
+ONE_PRESS_S = 0.5  # a launcher may pass on the Ctrl-C that the terminal has sent to all processes already
+NOTHING_TO_SAVE = "Ctrl-C: stopped; there was nothing to save"
+
 
 @contextmanager
 def lock_folder(folder: Path, main: bool = True):
@@ -47,11 +51,6 @@ def lock_folder(folder: Path, main: bool = True):
         except OSError:  # a file system without locks
             pass
         yield
-
-
-MARKER = "interrupted.json"
-ONE_PRESS_S = 0.5  # a launcher may pass on the Ctrl-C that the terminal has sent to all processes already
-NOTHING_TO_SAVE = "Ctrl-C: stopped; there was nothing to save"
 
 
 class StopSignal:
