@@ -95,3 +95,10 @@ def test_a_dead_worker_is_an_error_and_not_a_hang():
     fetch = WorkerFetch(SampleDataset(_Killer(), None, 3, 0, skip_bad=False), workers=1)
     with pytest.raises(RuntimeError, match="worker"):
         list(fetch(0, [np.arange(4)]))
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+def test_memory_is_pinned_for_a_gpu_alone(folder, monkeypatch, pinned):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    data = build_data(config(folder), pin_memory=pinned)
+    assert [part.fetch.loader.pin_memory for part in (data.train, data.val)] == [pinned, pinned]

@@ -13,7 +13,7 @@ from wbmm.data import loader
 from wbmm.data.augment import SampleDataset
 from wbmm.train.build import build_model
 from wbmm.train.config import config_from_dict, load_config
-from wbmm.train.dist import World, is_peer_failure
+from wbmm.train.dist import World, is_peer_failure, setup
 from wbmm.train.fit import fit
 
 # What two processes and one can have in common: batch norm sees each process's share alone, so it must not look.
@@ -145,6 +145,16 @@ def test_signals_at_the_start_of_a_data_worker_do_not_end_it(monkeypatch):
     dataset = SampleDataset(Pictures(), lambda image: torch.zeros(3), 3, 0, skip_bad=False)
     images, _ = next(loader.WorkerFetch(dataset, workers=1)(0, [np.arange(2)]))
     assert len(images) == 2
+
+
+@pytest.mark.parametrize(
+    ("device", "processes", "shared"), [("cuda:0", 2, True), ("cuda:0", 1, False), ("cuda", 2, False)]
+)
+def test_one_gpu_for_all_processes_of_a_node_is_refused(monkeypatch, device, processes, shared):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="all 2 processes of this node on one GPU" if shared else "finds no CUDA"):
+        setup(device)
 
 
 def test_a_process_that_does_not_come_is_a_lost_one(free_port):

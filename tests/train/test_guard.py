@@ -6,7 +6,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 
 import pytest
@@ -101,6 +103,25 @@ def test_layers_are_named_in_the_order_in_which_they_run():
     assert names[0] == "layer2.0.conv1"
     assert not any(name.startswith("layer1") for name in names)
     assert names[-1] == "fc"
+
+
+class Meeting(torch.nn.Module):
+    """Waits for the other process, as SyncBatchNorm does."""
+
+    def __init__(self, barrier):
+        super().__init__()
+        self.barrier = barrier
+
+    def forward(self, images):
+        self.barrier.wait()
+        return images
+
+
+def test_a_process_with_bad_images_does_not_leave_the_others_waiting():
+    model = torch.nn.Sequential(Meeting(threading.Barrier(2, timeout=20)))
+    batches = [torch.full((1, 3, 4, 4), math.nan), torch.ones(1, 3, 4, 4)]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda images: nonfinite_layers(model, images), batches)) == [["the input images"], []]
 
 
 def test_gradients_that_are_not_finite_skip_the_step_too(make_config, monkeypatch, capsys):

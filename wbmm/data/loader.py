@@ -59,16 +59,22 @@ class EvalLoader:
 
 
 class WorkerFetch:
-    """Reads and transforms samples in worker processes (or in this one with `workers=0`)."""
+    """Reads and transforms samples in worker processes (or in this one with `workers=0`).
 
-    def __init__(self, dataset: SampleDataset, workers: int):
+    Args:
+        dataset: Samples by (epoch, index).
+        workers: How many processes.
+        pin_memory: Hand out batches in page-locked memory, for a copy to a GPU.
+    """
+
+    def __init__(self, dataset: SampleDataset, workers: int, pin_memory: bool = False):
         self.sampler = _Keys()
         self.loader = DataLoader(
             dataset,
             batch_sampler=self.sampler,
             num_workers=workers,
             collate_fn=_stack,
-            pin_memory=torch.cuda.is_available(),
+            pin_memory=pin_memory,
             persistent_workers=workers > 0,
             worker_init_fn=detach_worker,
             generator=torch.Generator(),  # its own: the loader draws a seed for its workers, which we do not use

@@ -139,9 +139,10 @@ class BufferSnapshot:
 
 @torch.no_grad()
 def nonfinite_layers(model: nn.Module, images: Tensor) -> list[str]:
-    """Runs a forward pass and names the layers whose output is not finite, in the order they ran."""
-    if not torch.isfinite(images).all():
-        return ["the input images"]
+    """Runs a forward pass and names the layers whose output is not finite, in the order they ran.
+
+    It runs on every process, whatever its images are: layers such as SyncBatchNorm wait for the other processes.
+    """
     names: list[str] = []
 
     def watch(name: str):
@@ -159,7 +160,7 @@ def nonfinite_layers(model: nn.Module, images: Tensor) -> list[str]:
     finally:
         for handle in handles:
             handle.remove()
-    return names
+    return names if torch.isfinite(images).all() else ["the input images"]
 
 
 def nonfinite_gradients(model: nn.Module) -> list[str]:
