@@ -4,9 +4,10 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from wbmm.data.classes import check_sets
+from wbmm.data.classes import check_sets, is_right
 from wbmm.data.sources import ArraySource
 from wbmm.train.config import config_from_dict
 from wbmm.train.loaders import build_data
@@ -152,3 +153,11 @@ def test_the_same_names_in_another_order_are_named_by_number():
 def test_settings_that_contradict_each_other(folder, changes, message):
     with pytest.raises(ValueError, match=message):
         build(folder, **changes)
+
+
+def test_a_prediction_is_right_if_the_label_is_among_the_highest():
+    logits = torch.tensor([[0.1, 0.9, 0.5], [0.2, 0.1, 0.0], [0.0, 1.0, 2.0]])
+    labels = torch.tensor([2, 0, 0])
+    assert is_right(logits, labels).tolist() == [False, True, False]
+    assert is_right(logits, labels, k=2).tolist() == [True, True, False]
+    assert is_right(logits, labels, k=5).tolist() == [True, True, True], "more than there are classes"

@@ -1,3 +1,5 @@
+import sys
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -162,6 +164,37 @@ def test_a_compiled_model_trains_to_the_same_losses_and_weights(make_config, met
         assert (got[key] - value).float().norm() <= 1e-3 * moved + 1e-6, key
     for key in ("stem.conv1.weight", "stages.1.blocks.0.mixer.table", "stages.2.blocks.0.mixer.table"):
         assert (expected[key] - before[key]).norm() > 1e-3, "or the comparison shows nothing"
+
+
+def test_a_step_waits_for_the_device_once(make_config, monkeypatch):
+    """Counted are the places in our own code that read a tensor's values on the host."""
+    waits, inside = Counter(), False
+
+    def counting(name):
+        original = getattr(torch.Tensor, name)
+
+        def read(tensor, *args, **kwargs):
+            caller = sys._getframe(1).f_code
+            if inside and "wbmm/train" in caller.co_filename:
+                waits[caller.co_name] += 1
+            return original(tensor, *args, **kwargs)
+
+        return read
+
+    def step(run, batches):
+        nonlocal inside
+        inside = True
+        try:
+            return original_step(run, batches)
+        finally:
+            inside = False
+
+    for name in ("item", "tolist", "__bool__", "__float__", "__int__", "cpu", "numpy"):
+        monkeypatch.setattr(torch.Tensor, name, counting(name))
+    original_step = engine.train_step
+    monkeypatch.setattr(engine, "train_step", step)
+    result = fit(load_config(make_config(schedule={"epochs": 1, "warmup_epochs": 0}), ["optim.clip_grad=1.0"]))
+    assert waits == {"all_sum": result.step}
 
 
 def test_clipping_bounds_the_update(make_config):

@@ -17,7 +17,7 @@ __all__ = ["check_sets", "in_order_of", "is_right"]
 _logger = logging.getLogger(__name__)
 
 
-def check_sets(cfg: DataConfig, train, val) -> int:
+def check_sets(cfg: DataConfig, train: Source, val: Source) -> int:
     """Compares the training and the validation set and returns the number of classes."""
     for name, source in (("training", train), ("validation", val)):
         if not len(source):
@@ -37,7 +37,7 @@ def check_sets(cfg: DataConfig, train, val) -> int:
     return classes
 
 
-def _count_classes(cfg: DataConfig, train) -> int:
+def _count_classes(cfg: DataConfig, train: Source) -> int:
     """How many classes the training set has, which must be as many as the configuration says."""
     names, classes, present = train.class_names, train.num_classes, np.unique(train.labels)
     largest = int(present[-1])

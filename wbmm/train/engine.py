@@ -54,6 +54,8 @@ class Run:
     position: Position = field(default_factory=Position)
     criterion: nn.Module = field(default_factory=SoftTargetCrossEntropy)
     saved_at: float = 0.0  # when the last checkpoint was written, or training began
+    before_step: BufferSnapshot | None = None  # made when training begins
+    after_forward: BufferSnapshot | None = None  # with activation checkpointing alone
 
     @property
     def out(self) -> Path:
@@ -75,6 +77,8 @@ class Run:
 def train(run: Run) -> str:
     """Trains from the run's position to the end, or to a signal; returns `finished` or `stopped`."""
     run.stop.saves, run.saved_at = True, time.monotonic()
+    run.before_step = BufferSnapshot(run.model)
+    run.after_forward = BufferSnapshot(run.model) if run.config.model.grad_checkpointing else None
     try:
         return train_epochs(run)
     finally:
@@ -135,7 +139,7 @@ def train_step(run: Run, micro_batches: list[tuple[Tensor, Tensor]]) -> tuple[fl
     step, world = run.position.step, run.world
     torch.manual_seed(int(hash64(run.config.seed, STEP_RANDOMNESS, step, world.rank)[0] >> 1))
     run.scheduler.step_update(step)
-    buffers = BufferSnapshot(run.model)
+    run.before_step.take()
     losses = []
     for micro, batch in enumerate(micro_batches):
         images, targets = prepare(run, batch, micro)
@@ -144,11 +148,15 @@ def train_step(run: Run, micro_batches: list[tuple[Tensor, Tensor]]) -> tuple[fl
             loss = forward(run, images, targets) / len(micro_batches)
             backward(run, loss)
         losses.append(loss.detach())
-    loss, stop = all_sum([torch.stack(losses).sum() / world.size, run.stop.name is not None], world)
-    if update(run, math.isfinite(loss)):
+    run.scaler.unscale_(run.optimizer)
+    parameters = [parameter for parameter in run.model.parameters() if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+    # The only point of a step at which the host waits for the device: all that it must know, at once.
+    loss, norms, stop = all_sum([torch.stack(losses).sum() / world.size, norm, run.stop.name is not None], world)
+    if update(run, parameters, norm, math.isfinite(loss), math.isfinite(norms)):
         run.position.skips = 0
     else:
-        buffers.restore()
+        run.before_step.restore()
         worst = next((micro for micro, loss in enumerate(losses) if not torch.isfinite(loss)), 0)
         skip(run, loss, micro_batches[worst], worst)
     run.optimizer.zero_grad(set_to_none=True)
@@ -174,19 +182,17 @@ def forward(run: Run, images: Tensor, targets: Tensor) -> Tensor:
 
 def backward(run: Run, loss: Tensor):
     """Computes the gradients; with activation checkpointing the blocks run again, which must not count twice."""
-    statistics = BufferSnapshot(run.model) if run.config.model.grad_checkpointing else None
+    if run.after_forward is not None:
+        run.after_forward.take()
     run.scaler.scale(loss).backward()
-    if statistics is not None:
-        statistics.restore()
+    if run.after_forward is not None:
+        run.after_forward.restore()
 
 
-def update(run: Run, finite: bool) -> bool:
+def update(run: Run, parameters: list[nn.Parameter], norm: Tensor, finite: bool, finite_gradients: bool) -> bool:
     """Applies the gradients unless they, or the loss, are not finite; returns whether all was well."""
     clip = run.config.optim.clip_grad
-    run.scaler.unscale_(run.optimizer)
-    parameters = [parameter for parameter in run.model.parameters() if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
-    good = finite and math.isfinite(norm.item())
+    good = finite and finite_gradients
     if good and clip is not None:
         torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
     if good:

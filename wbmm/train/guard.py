@@ -125,16 +125,28 @@ def clear_marker(folder: Path):
 
 class BufferSnapshot:
     """The buffers of a model, to be put back: batch-norm statistics must not keep the NaN of a skipped step, nor move
-    a second time when activation checkpointing runs a block again."""
+    a second time when activation checkpointing runs a block again.
+
+    Those in no state dict are constants and left out. The rest is copied a dtype at a time, into memory that is kept.
+    """
 
     def __init__(self, model: nn.Module):
-        self._buffers = list(model.buffers())
-        self._copies = [buffer.clone() for buffer in self._buffers]
+        saved = model.state_dict(keep_vars=True).keys()
+        groups: dict[torch.dtype, list[Tensor]] = {}
+        for name, buffer in model.named_buffers():
+            if name in saved:
+                groups.setdefault(buffer.dtype, []).append(buffer)
+        self._groups = [(buffers, [buffer.clone() for buffer in buffers]) for buffers in groups.values()]
 
     @torch.no_grad()
-    def restore(self):
-        for buffer, copy in zip(self._buffers, self._copies, strict=True):
-            buffer.copy_(copy)
+    def take(self) -> None:
+        for buffers, copies in self._groups:
+            torch._foreach_copy_(copies, buffers)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for buffers, copies in self._groups:
+            torch._foreach_copy_(buffers, copies)
 
 
 @torch.no_grad()
