@@ -11,7 +11,7 @@ COMMANDS = {
     "info": ("wbmm.commands.info", "one model, stage by stage"),
     "doctor": ("wbmm.commands.doctor", "versions, usable backends and extras, and what to install for the rest"),
     "train": ("wbmm.train.fit", "train a model from a configuration file"),
-    "runs": ("wbmm.train.report", "compare training runs"),
+    "runs": ("wbmm.train.runs", "compare training runs"),
     "reparam": ("wbmm.commands.reparam", "a checkpoint to its fused inference form"),
     "export": (
         "wbmm.commands.export",

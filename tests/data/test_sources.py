@@ -2,6 +2,7 @@
 
 import gzip
 import struct
+import sys
 import zlib
 
 import numpy as np
@@ -145,3 +146,10 @@ def test_first_of_each_class_is_balanced():
     assert first_of_each_class(labels, 5).tolist() == [0, 1, 3, 5, 6]
     with pytest.raises(ValueError, match="limit of 9"):
         first_of_each_class(labels, 9)
+
+
+@pytest.mark.parametrize(("source", "package"), [("digits", "sklearn.datasets"), ("hfds/some", "datasets")])
+def test_a_source_whose_package_is_missing_says_how_to_get_it(monkeypatch, source, package):
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(ImportError, match=r"^data\.source=\w+ needs .*: pip install 'wbmm\[train\]'$"):
+        open_source(config(data={"source": source}).data, train=True)

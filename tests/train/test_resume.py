@@ -79,7 +79,7 @@ def forward(run, *batch):
     return original(run, *batch)
 
 engine.forward = forward
-sys.exit(run.main(sys.argv[1:]))
+sys.exit(fit.main(sys.argv[1:]))
 """
 
 

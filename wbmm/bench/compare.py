@@ -21,11 +21,11 @@ from wbmm.train.config import TrainConfig, load_config, to_dict
 from wbmm.train.console import duration
 from wbmm.train.fit import fit
 from wbmm.train.log import METRICS_FILE
-from wbmm.train.report import RunFacts
+from wbmm.train.runs import RunFacts
 
 __all__ = ["Entry", "add_arguments", "compare", "main", "results_page", "run"]
 
-MAY_DIFFER = {"out", "resume", "timeout", "device", "save"}
+MAY_DIFFER = {"out", "resume", "timeout", "device", "save", "log"}
 HEAD = ("model", "parameters, M", "top-1 of each seed, %", "mean", "spread (highest - lowest)", "standard deviation")
 SPEED = ("training images/s, median of seeds", "relative speed", "time a run")
 
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", nargs="+", required=True, help="timm names; the last is the baseline of the speed")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/compare-<config>)")
-    parser.add_argument("--results", type=Path, help="the page to write (default: docs/results/<config>.md)")
+    parser.add_argument("--results", type=Path, help="the page to write (default: results.md in that folder)")
     parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="changes to the recipe")
 
 
@@ -62,13 +62,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     out = args.out or Path("runs") / f"compare-{args.config.stem}"
-    page = args.results or Path("docs/results") / f"{args.config.stem}.md"
+    page = args.results or out / "results.md"
     runs = compare(args.config, [Entry(model, model) for model in args.models], args.seeds, out, args.set)
     if runs is None:
         print("interrupted; the same command continues")
         return 1
     page.parent.mkdir(parents=True, exist_ok=True)
-    write_text(page, results_page(runs, args, page.stem))
+    write_text(page, results_page(runs, args, args.config.stem))
     print(page.read_text())
     print(f"written to {page}")
     return 0

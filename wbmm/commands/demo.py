@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from wbmm.train.config import load_config
     from wbmm.train.fit import fit
-    from wbmm.train.report import RunFacts
+    from wbmm.train.runs import RunFacts
 
     _check_packages()
     out = _free_folder(args.out)

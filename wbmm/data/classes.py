@@ -8,8 +8,8 @@ from torch import Tensor
 
 from wbmm.text import printable
 
-from .config import DataConfig
 from .folders import natural_order, some
+from .settings import DataConfig
 from .sources import Source
 
 __all__ = ["check_sets", "in_order_of", "is_right"]

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader, Dataset
 from wbmm.io.card import ModelCard
 
 from .classes import in_order_of
-from .config import DataConfig
 from .folders import SUFFIXES, SYNONYMS, list_images
 from .loader import WORKER_TIMEOUT_S
+from .settings import DataConfig
 from .sources import ArraySource, BadImage, FileSource, Source, Subset, first_of_each_class, open_source
 
 __all__ = [

@@ -11,8 +11,8 @@ from PIL import Image, UnidentifiedImageError
 
 from wbmm.text import first_line
 
-from .config import READER_ARGS, DataConfig, check_reader_args
 from .folders import check_class_names, class_images, read_class_names, split_folder
+from .settings import READER_ARGS, DataConfig, check_reader_args
 from .shards import PlacedImages, find_class_names, open_shards, open_tars
 
 __all__ = [

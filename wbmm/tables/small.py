@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import mean
 
 from wbmm.bench.compare import Entry, compare
-from wbmm.train.report import RunFacts
+from wbmm.train.runs import RunFacts
 
 from .rows import Row
 

@@ -9,7 +9,7 @@ import torch
 
 import wbmm  # noqa: F401  (registers the models)
 from wbmm.machine import check_device
-from wbmm.train.report import RunFacts
+from wbmm.train.runs import RunFacts
 
 from .measure import Costs, Measured, can_run, count_costs, measure_inference, measure_training
 from .page import check_pages, csv_text, markdown_text, write_pages

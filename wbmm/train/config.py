@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from wbmm.data.config import PATH, AugmentConfig, DataConfig, MixConfig, check_reader_args
+from wbmm.data.settings import PATH, AugmentConfig, DataConfig, MixConfig, check_reader_args
 from wbmm.fields import Choice, Range, Text, show, takes
 from wbmm.text import first_line
 

@@ -151,7 +151,7 @@ def train_step(run: Run, micro_batches: list[tuple[Tensor, Tensor]]) -> tuple[fl
     run.scaler.unscale_(run.optimizer)
     parameters = [parameter for parameter in run.model.parameters() if parameter.grad is not None]
     norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
-    # The only point of a step at which the host waits for the device: all that it must know, at once.
+    # The only point of a step at which the host waits for the device, but for the loss scaler of fp16.
     loss, norms, stop = all_sum([torch.stack(losses).sum() / world.size, norm, run.stop.name is not None], world)
     if update(run, parameters, norm, math.isfinite(loss), math.isfinite(norms)):
         run.position.skips = 0

@@ -22,8 +22,8 @@ from .guard import NOTHING_TO_SAVE, StopSignal, clear_marker, lock_folder
 from .loaders import build_data
 from .log import RunLogger, writing
 from .optim import build_optimizer, build_scheduler
-from .report import write_summary
-from .resume import check_same_run, find_resume, restore
+from .restore import check_same_run, find_resume, restore
+from .runs import write_summary
 
 __all__ = ["EXAMPLE", "Result", "add_arguments", "fit", "main", "run"]
 

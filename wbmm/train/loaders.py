@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from wbmm.data.augment import SampleDataset, eval_transform, train_transform
 from wbmm.data.classes import check_sets, in_order_of
+from wbmm.data.in_memory import MemoryFetch, check_memory, load_images
 from wbmm.data.loader import EvalLoader, TrainLoader, WorkerFetch
-from wbmm.data.memory import MemoryFetch, check_memory, load_images
 from wbmm.data.order import Plan
 from wbmm.data.sources import Source, open_source
 

@@ -10,7 +10,7 @@ from wbmm.train import log as log_module
 from wbmm.train.config import config_from_dict, to_yaml
 from wbmm.train.guard import write_marker
 from wbmm.train.log import RunLogger
-from wbmm.train.report import RunFacts, add_arguments, find_runs, run, write_summary
+from wbmm.train.runs import RunFacts, add_arguments, find_runs, run, write_summary
 
 
 def make_run(folder, top1=(80.0, 97.5, 97.0), status="finished", **changes):

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from .augment import SampleDataset, eval_transform
-from .config import AugmentConfig, DataConfig
 from .order import COLOUR, ERASE, GEOMETRY, uniform
+from .settings import AugmentConfig, DataConfig
 from .sources import Source
 
 __all__ = ["MemoryFetch", "augment_batch", "check_memory", "load_images"]
