@@ -10,7 +10,7 @@ from PIL import Image
 from wbmm.data.classes import check_sets, is_right
 from wbmm.data.sources import ArraySource
 from wbmm.train.config import config_from_dict
-from wbmm.train.loaders import build_data
+from wbmm.train.sets import build_data
 
 
 @pytest.fixture

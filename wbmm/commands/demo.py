@@ -79,7 +79,7 @@ def _deploy(cfg, out: Path):
     from wbmm.deploy.runtime import open_runner
     from wbmm.io.files import load_model
     from wbmm.train import checkpoint
-    from wbmm.train.loaders import build_eval
+    from wbmm.train.sets import build_eval
 
     model = load_model(out / checkpoint.LAST, ema=False)
     fused = wbmm.fuse(model)

@@ -22,9 +22,9 @@ from .checkpoint import Position
 from .config import TrainConfig, to_dict
 from .dist import World, all_sum, gather_objects
 from .guard import MARKER, BufferSnapshot, StopSignal, nonfinite_gradients, nonfinite_layers, write_marker
-from .loaders import Data
 from .log import Clock, RunLogger, memory_mb, writing
 from .model import set_train_mode
+from .sets import Data
 from .validate import validate
 
 __all__ = ["Run", "train"]

@@ -19,11 +19,11 @@ from .config import TrainConfig, load_config, to_yaml
 from .dist import World, broadcast_object, is_peer_failure, setup
 from .engine import STOPPED, Run, train
 from .guard import NOTHING_TO_SAVE, StopSignal, clear_marker, lock_folder
-from .loaders import build_data
 from .log import RunLogger, writing
 from .optim import build_optimizer, build_scheduler
 from .restore import check_same_run, find_resume, restore
 from .runs import write_summary
+from .sets import build_data
 
 __all__ = ["EXAMPLE", "Result", "add_arguments", "fit", "main", "run"]
 

@@ -1,4 +1,4 @@
-"""Data for training: the same batches in the same order, whatever the number of workers and processes."""
+"""The training and the validation set of a run: opened, checked, and made into batches in an order that is fixed."""
 
 from dataclasses import dataclass
 
