@@ -2,7 +2,7 @@
 
 import pytest
 
-from wbmm.text import printable, render_table
+from wbmm.text import first_line, printable, render_table
 
 
 @pytest.mark.parametrize(
@@ -33,3 +33,10 @@ def test_long_text_is_cut():
 def test_cells_of_a_table():
     assert "\x1b" not in render_table(("name", "n"), [["\x1b[31mred\n", 1]])
     assert r"\x1b[31mred\n" in render_table(("name", "n"), [["\x1b[31mred\n", 1]], markdown=True)
+
+
+def test_the_first_line_of_an_error():
+    assert first_line(ValueError("\n two words \nmore")) == "two words"
+    assert first_line(KeyError()) == "KeyError"
+    assert first_line(OSError("a\x1b[31mb")) == r"a\x1b[31mb"
+    assert len(first_line(ValueError("x" * 1000))) == 300
