@@ -36,7 +36,7 @@ def test_cells_of_a_table():
 
 
 def test_the_first_line_of_an_error():
-    assert first_line(ValueError("\n two words \nmore")) == "two words"
+    assert first_line(ValueError("\n two words\nmore")) == "two words"
     assert first_line(KeyError()) == "KeyError"
     assert first_line(OSError("a\x1b[31mb")) == r"a\x1b[31mb"
     assert len(first_line(ValueError("x" * 1000))) == 300
