@@ -1,7 +1,7 @@
 """Every model, form, mixer and precision on fake CUDA tensors: devices and dtypes as on a GPU, no GPU needed.
 
-Fake tensors have a device, a dtype and a shape but no values. A tensor that is made on the wrong device, or a product of
-two dtypes, is an error here as it would be there.
+Fake tensors have a device, a dtype and a shape but no values. A tensor that is made on the wrong device, or a product
+of two dtypes, is an error here as it would be there.
 """
 
 from contextlib import contextmanager
