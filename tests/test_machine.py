@@ -1,4 +1,4 @@
-"""OpenVINO and NNCF are kept from reporting their use."""
+"""OpenVINO and NNCF are kept from reporting their use; the precision of float32 on a GPU."""
 
 import os
 import subprocess
@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from wbmm.machine import set_precision
 
 ROOT = Path(__file__).parents[1]
 # Not in pytest's own process, where NNCF is silent by itself. Whatever would go out is written down and stopped.
@@ -73,3 +76,19 @@ def test_a_package_that_somebody_else_imported_is_silenced(monkeypatch):
     silence_telemetry()
     package.main.TelemetrySender.send(None, None, None)
     assert not sent
+
+
+@pytest.mark.parametrize(("precision", "tf32"), [("tf32", True), ("ieee", False)])
+def test_precision_is_set_for_products_and_convolutions(precision, tf32):
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        set_precision(precision)
+        assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (tf32, tf32)
+        assert torch.backends.mkldnn.matmul.fp32_precision != "tf32"  # a CPU computes as before
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def test_an_unknown_precision_names_those_that_there_are():
+    with pytest.raises(ValueError, match="'fp8': expected one of tf32, ieee"):
+        set_precision("fp8")

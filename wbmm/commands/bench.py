@@ -12,6 +12,7 @@ BENCHES = {
     "seg": "wbmm.bench.seg",
     "det": "wbmm.bench.det",
     "memory": "wbmm.bench.memory",
+    "roofline": "wbmm.bench.roofline",
 }
 EXAMPLE = "wbmm bench model wbmm_t:compact convnext_tiny --batch 1 16"
 
