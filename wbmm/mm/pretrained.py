@@ -20,7 +20,7 @@ from wbmm.io.weights import load_weights
 from wbmm.models.identify import explain_mismatch, identify
 from wbmm.models.released import convert_released
 from wbmm.models.state import CheckpointError, find_state_dict
-from wbmm.text import printable
+from wbmm.text import printable, some
 from wbmm.zoo import load_zoo
 
 __all__ = ["LEAST_MATCH", "fetch", "load_pretrained", "read_weights", "report"]
@@ -167,12 +167,7 @@ def report(path: Path, matched: list[str], own: dict[str, Tensor], state_dict: d
     unexpected = [key for key in state_dict if key not in own and not key.endswith("num_batches_tracked")]
     lines = [f"the backbone starts from {path}: {len(matched)} of {len(own)} tensors match"]
     if missing:
-        lines.append(f"  not in the file, and new: {_some(missing)}")
+        lines.append(f"  not in the file, and new: {some(missing, 8)}")
     if unexpected:
-        lines.append(f"  in the file and not used: {_some(unexpected)}")
+        lines.append(f"  in the file and not used: {some(unexpected, 8)}")
     return "\n".join(lines)
-
-
-def _some(keys: list[str], limit: int = 8) -> str:
-    more = f" and {len(keys) - limit} more" if len(keys) > limit else ""
-    return ", ".join(map(printable, keys[:limit])) + more
