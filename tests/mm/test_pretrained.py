@@ -55,7 +55,7 @@ def test_from_the_hub_by_name(tmp_path, monkeypatch):
     released = released_dense_backbone("wbmm_t_dense", values=False)
     released["stages.0.0.dwconv.relative_position_bias_table"] = torch.randn(80, 169)
     file, asked = save(tmp_path / "released.pth", {"model": released}), []
-    monkeypatch.setattr("timm.models._hub.download_from_hf", lambda *args: asked.append(args) or file)
+    monkeypatch.setattr("wbmm.mm.pretrained.download_from_hf", lambda *args: asked.append(args) or file)
     model = WBMMBackbone(arch="wbmm_t_dense")
     for name in ("wbmm_t_dense", "wbmm_t_dense.in1k"):
         load_pretrained(model, name)
@@ -66,7 +66,7 @@ def test_from_the_hub_by_name(tmp_path, monkeypatch):
     def fail(*args):
         raise OSError("no route to host")
 
-    monkeypatch.setattr("timm.models._hub.download_from_hf", fail)
+    monkeypatch.setattr("wbmm.mm.pretrained.download_from_hf", fail)
     with pytest.raises(
         CheckpointError, match=r"wbmm_t_dense: could not be downloaded .no route to host.; give a local"
     ):
@@ -202,7 +202,7 @@ def test_over_http_with_a_checksum(server, monkeypatch, caplog):
 
 def test_the_hubs_file_is_compared_too(server, tmp_path, monkeypatch):
     know(monkeypatch, "served.pth", "0" * 64)
-    monkeypatch.setattr("timm.models._hub.download_from_hf", lambda *args: str(tmp_path / "served.pth"))
+    monkeypatch.setattr("wbmm.mm.pretrained.download_from_hf", lambda *args: str(tmp_path / "served.pth"))
     with pytest.raises(CheckpointError, match=r"wbmm_a: its SHA-256 is"):
         load_pretrained(WBMMBackbone(**NARROW), "wbmm_a")
 

@@ -12,17 +12,15 @@ from PIL import Image
 pytest.importorskip("mmseg")
 
 import wbmm
-from tests.mm.helpers import Bomb, logged
+from tests.mm.helpers import Bomb, count_reads, logged
 from tests.mm.released import released_names
 from tests.mm.shapes import write_config, write_shapes
 from wbmm import cli
 from wbmm.mm import register as hooks
 from wbmm.mm.build import build_segmentor
-from wbmm.mm.reparam import fuse_mm_checkpoint
-from wbmm.mm.resume import read_checkpoint
-from wbmm.mm.runner import evaluate_tool as main_test
-from wbmm.mm.runner import test as run_test
-from wbmm.mm.runner import train_tool as main_train
+from wbmm.mm.mm_checkpoint import MMCheckpoint, read_checkpoint
+from wbmm.mm.runner import run_testing
+from wbmm.mm.tools import evaluate_tool, train_tool
 
 ITERATIONS, INTERVAL = 8, 4
 
@@ -59,7 +57,7 @@ def watched():
 def trained(config, watched, tmp_path_factory):
     """A finished run: its folder, and what it saw."""
     folder = tmp_path_factory.mktemp("run")
-    assert main_train("seg", [str(config), "--work-dir", str(folder)]) == 0
+    assert train_tool("seg", [str(config), "--work-dir", str(folder)]) == 0
     seen = list(watched)
     watched.clear()
     return folder, seen
@@ -73,7 +71,7 @@ def evaluate(config, checkpoint, work_dir, *options):
     parser = argparse.ArgumentParser()
     add_test_arguments(parser, "seg")
     argv = [str(config), str(checkpoint), "--work-dir", str(work_dir), *options]
-    return run_test("seg", parser.parse_args(argv))
+    return run_testing("seg", parser.parse_args(argv))
 
 
 def test_the_loss_falls(trained):
@@ -86,13 +84,15 @@ def test_the_loss_falls(trained):
     assert not list(folder.glob(".*"))  # no temporary file
 
 
-def test_resuming_continues_where_the_run_was(trained, config, watched, tmp_path):
+def test_resuming_continues_where_the_run_was(trained, config, watched, tmp_path, monkeypatch):
     folder, undisturbed = trained
     shutil.copy(folder / f"iter_{INTERVAL}.pth", tmp_path)
     (tmp_path / f"iter_{INTERVAL + 1}.pth").write_bytes(b"PK cut off")  # passed over
     (tmp_path / "last_checkpoint").write_text("")  # as a kill leaves it
     watched.clear()
-    assert main_train("seg", [str(config), "--work-dir", str(tmp_path), "--resume"]) == 0
+    reads = count_reads(monkeypatch)
+    assert train_tool("seg", [str(config), "--work-dir", str(tmp_path), "--resume"]) == 0
+    assert reads == [f"iter_{INTERVAL}.pth"]
     assert [entry[0] for entry in watched] == list(range(INTERVAL, ITERATIONS))
     for (_, paths, rates, _), (_, old_paths, old_rates, _) in zip(watched, undisturbed[INTERVAL:], strict=True):
         assert paths == old_paths
@@ -103,7 +103,7 @@ def test_resuming_continues_where_the_run_was(trained, config, watched, tmp_path
 
 def test_a_folder_with_a_run_is_not_overwritten(trained, config, capsys):
     folder, _ = trained
-    assert main_train("seg", [str(config), "--work-dir", str(folder)]) == 1
+    assert train_tool("seg", [str(config), "--work-dir", str(folder)]) == 1
     assert f"already holds iter_{ITERATIONS}.pth of a run: continue it with --resume" in capsys.readouterr().err
 
 
@@ -169,7 +169,7 @@ class TestErrors:
     """What the user can mend: one sentence, code 2."""
 
     def fails(self, capsys, config, work_dir, message, *options):
-        assert main_train("seg", [str(config), "--work-dir", str(work_dir), *options]) == 1
+        assert train_tool("seg", [str(config), "--work-dir", str(work_dir), *options]) == 1
         text = capsys.readouterr().err.strip().splitlines()[-1]
         assert text.startswith(("train_seg: ", "train_det: "))
         assert message in text
@@ -197,7 +197,7 @@ class TestErrors:
         self.fails(capsys, config, tmp_path / "a", "annotations/validation; set data_root")
 
     def test_labels_that_only_training_meets(self, data, tmp_path, capsys, monkeypatch):
-        monkeypatch.setattr("wbmm.mm.data.check_segmentation_data", lambda cfg: None)
+        monkeypatch.setattr("wbmm.mm.runner.check_segmentation_data", lambda cfg: None)
         root = tmp_path / "ade"
         shutil.copytree(data, root)
         for file in (root / "annotations" / "training").glob("*.png"):
@@ -218,7 +218,7 @@ class TestErrors:
 
     def test_load_from(self, trained, config, tmp_path, capsys):
         contents = read_checkpoint(trained[0] / f"iter_{ITERATIONS}.pth")
-        torch.save(fuse_mm_checkpoint(contents)[0], tmp_path / "fused.pth")
+        torch.save(MMCheckpoint(contents).fuse()[0], tmp_path / "fused.pth")
         options = ["--cfg-options", f"load_from={tmp_path / 'fused.pth'}"]
         self.fails(capsys, config, tmp_path / "a", "fused (compact form), from which no training can start", *options)
         inner = {k.removeprefix("backbone."): v for k, v in contents["state_dict"].items() if k.startswith("backbone.")}
@@ -231,9 +231,9 @@ class TestErrors:
     def test_checkpoints_that_do_not_fit(self, trained, config, tmp_path, capsys):
         checkpoint = trained[0] / f"iter_{ITERATIONS}.pth"
         options = ["--cfg-options", "model.decode_head.num_classes=149"]
-        assert main_test("seg", [str(config), str(checkpoint), "--work-dir", str(tmp_path), *options]) == 1
+        assert evaluate_tool("seg", [str(config), str(checkpoint), "--work-dir", str(tmp_path), *options]) == 1
         assert "decode_head.conv_seg.weight is (150, 64, 1, 1) in the file and (149" in capsys.readouterr().err
-        torch.save(fuse_mm_checkpoint(read_checkpoint(checkpoint))[0], tmp_path / "fused.pth")
+        torch.save(MMCheckpoint(read_checkpoint(checkpoint)).fuse()[0], tmp_path / "fused.pth")
         options = ["--resume", str(tmp_path / "fused.pth")]
         self.fails(
             capsys, config, tmp_path / "a", "no checkpoint of a run that could continue; it has no opt", *options
@@ -242,7 +242,7 @@ class TestErrors:
     def test_files_that_are_not_there(self, config, tmp_path, capsys):
         self.fails(capsys, tmp_path / "no.py", tmp_path / "a", "there is no such configuration file")
         self.fails(capsys, config, tmp_path / "a", "there is no such file", "--resume", str(tmp_path / "no.pth"))
-        assert main_test("seg", [str(config), str(tmp_path / "no.pth")]) == 1
+        assert evaluate_tool("seg", [str(config), str(tmp_path / "no.pth")]) == 1
 
     @pytest.mark.parametrize("door", ["resume", "load_from", "init_cfg", "test", "work_dir"])
     def test_a_malicious_pickle_never_runs(self, door, data, tmp_path, capsys):
@@ -257,7 +257,7 @@ class TestErrors:
             "test": [str(file)],
             "work_dir": ["--resume"],
         }.get(door, [])
-        code = (main_test if door == "test" else main_train)("seg", argv)
+        code = (evaluate_tool if door == "test" else train_tool)("seg", argv)
         text = "".join(capsys.readouterr())
         assert "refused, since it is not only tensors and plain data" in text
         assert code == (0 if door == "work_dir" else 1)  # there, it is passed over, and the run starts
@@ -268,7 +268,7 @@ def test_without_mmcv(capsys, monkeypatch, config):
     import sys
 
     monkeypatch.setitem(sys.modules, "mmcv", None)
-    assert main_train("seg", [str(config)]) == 1
+    assert train_tool("seg", [str(config)]) == 1
     text = capsys.readouterr().err
     assert text.startswith("train_seg: segmentation needs mmcv, which cannot be imported")
     assert "--no-build-isolation" in text

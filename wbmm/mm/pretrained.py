@@ -12,10 +12,11 @@ from urllib.parse import urlsplit
 
 import torch
 import torch.nn as nn
+from timm.models._hub import download_from_hf
 from torch import Tensor
 
 from wbmm.io.digest import mapped
-from wbmm.io.reader import safe_load
+from wbmm.io.reader import first_line, safe_load
 from wbmm.io.weights import load_weights
 from wbmm.models.identify import explain_mismatch, identify
 from wbmm.models.released import convert_released
@@ -23,7 +24,7 @@ from wbmm.models.state import CheckpointError, find_state_dict
 from wbmm.text import printable, some
 from wbmm.zoo import load_zoo
 
-__all__ = ["LEAST_MATCH", "fetch", "load_pretrained", "read_weights", "report"]
+__all__ = ["LEAST_MATCH", "fetch", "load_pretrained", "match_report", "read_weights"]
 
 LEAST_MATCH = 0.9  # of the backbone's own tensors; below, the file is taken for another model's
 TIMEOUT_S = 30  # of a server that says nothing
@@ -49,8 +50,6 @@ def fetch(source: str) -> Path:
         if source.startswith(("http://", "https://")):
             return _download(source)
         if name in zoo and (zoo[name].weights if not tag else tag in zoo[name].weights):
-            from timm.models._hub import download_from_hf
-
             weights = zoo[name].weights[tag or next(iter(zoo[name].weights))]
             path = Path(download_from_hf(weights["hub"], weights["file"]))
             _compare(source, path, weights["file"])
@@ -58,8 +57,9 @@ def fetch(source: str) -> Path:
     except CheckpointError:
         raise
     except Exception as error:  # whatever the network and its libraries raise
-        reason = printable((str(error).splitlines() or [""])[0] or type(error).__name__)
-        raise CheckpointError(f"{source}: could not be downloaded ({reason}); give a local file instead") from None
+        raise CheckpointError(
+            f"{source}: could not be downloaded ({first_line(error)}); give a local file instead"
+        ) from None
     published = ", ".join(model for model, entry in zoo.items() if entry.weights)
     raise CheckpointError(
         f"{source}: there is no such file, and no weights of that name are published (those of {published} are). "
@@ -137,7 +137,7 @@ def load_pretrained(
     interpolated = {key for key in own if resize_tables and key.endswith("local_table")}  # from zero, where missing
     fresh = {k: v for k, v in backbone.state_dict().items() if k not in matched and k not in interpolated}
     load_weights(backbone, {**{key: state_dict[key] for key in matched}, **fresh}, resize_tables=resize_tables)
-    return report(path, matched, own, state_dict)
+    return match_report(path, matched, own, state_dict)
 
 
 def read_weights(path: Path, prefix: str | None) -> dict[str, Tensor]:
@@ -162,7 +162,7 @@ def _fits(key: str, value: Tensor, own: Tensor, resize_tables: bool) -> bool:
     return value.shape == own.shape or (resize_tables and key.endswith("table") and value.shape[0] == own.shape[0])
 
 
-def report(path: Path, matched: list[str], own: dict[str, Tensor], state_dict: dict[str, Tensor]) -> str:
+def match_report(path: Path, matched: list[str], own: dict[str, Tensor], state_dict: dict[str, Tensor]) -> str:
     missing = [key for key in own if key not in matched]
     unexpected = [key for key in state_dict if key not in own and not key.endswith("num_batches_tracked")]
     lines = [f"the backbone starts from {path}: {len(matched)} of {len(own)} tensors match"]

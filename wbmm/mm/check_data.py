@@ -27,11 +27,14 @@ def check_segmentation_data(cfg: Config) -> str:
         if cfg.get(part) is None or "data_prefix" not in cfg[part].dataset:
             continue
         with DefaultScope.overwrite_default_scope("mmseg"):
-            counts.append(f"{_check(cfg[part].dataset, num_classes)} for {part.removesuffix('_dataloader')}")
+            counts.append(
+                f"{_check_segmentation_set(cfg[part].dataset, num_classes)} for {part.removesuffix('_dataloader')}"
+            )
     return f"data: {', '.join(counts)}, {num_classes} classes"
 
 
-def _check(config: dict, num_classes: int) -> str:
+def _check_segmentation_set(config: dict, num_classes: int) -> int:
+    """How many images there are."""
     root, prefix = Path(config.get("data_root") or ""), config["data_prefix"]
     for key in ("img_path", "seg_map_path"):
         folder = root / prefix.get(key, "")
@@ -55,7 +58,31 @@ def _check(config: dict, num_classes: int) -> str:
     for info in infos[:: max(1, len(infos) // SAMPLE)]:
         labels = np.asarray(Image.open(info["seg_map_path"]))
         check_labels(labels, info["seg_map_path"], num_classes, dataset.ignore_index, dataset.reduce_zero_label)
-    return f"{len(infos)} images"
+    return len(infos)
+
+
+def check_labels(
+    labels: np.ndarray, path: str, num_classes: int, ignore_index: int = 255, reduce_zero_label: bool = False
+) -> None:
+    """Raises if a label map holds something else than classes.
+
+    Args:
+        labels: `[H, W]`, as stored.
+        path: for the message.
+        num_classes: classes of the model.
+        ignore_index: the label of pixels that do not count.
+        reduce_zero_label: 0 stands for "unlabelled", and class c is stored as c + 1.
+    """
+    if labels.ndim != 2:
+        raise ValueError(f"{path}: an annotation has one channel of labels; this one has the shape {labels.shape}")
+    largest = num_classes if reduce_zero_label else num_classes - 1
+    wrong = [value for value in np.unique(labels).tolist() if value > largest and value != ignore_index]
+    if wrong:
+        lowest = "1 (0 is unlabelled)" if reduce_zero_label else "0"
+        raise ValueError(
+            f"{path}: label {wrong[-1]} with num_classes={num_classes}; labels go from {lowest} to {largest}, "
+            f"and {ignore_index} is ignored"
+        )
 
 
 def check_detection_data(cfg: Config, parts: Sequence[str] = ("train", "val")) -> str:
@@ -101,27 +128,3 @@ def _check_heads(model: object, count: int, where: str = "model") -> None:
             raise ValueError(f"{name} is {value}, but the data set names {count} classes")
         if key != "rpn_head":
             _check_heads(value, count, name)
-
-
-def check_labels(
-    labels: np.ndarray, path: str, num_classes: int, ignore_index: int = 255, reduce_zero_label: bool = False
-) -> None:
-    """Raises if a label map holds something else than classes.
-
-    Args:
-        labels: `[H, W]`, as stored.
-        path: for the message.
-        num_classes: classes of the model.
-        ignore_index: the label of pixels that do not count.
-        reduce_zero_label: 0 stands for "unlabelled", and class c is stored as c + 1.
-    """
-    if labels.ndim != 2:
-        raise ValueError(f"{path}: an annotation has one channel of labels; this one has the shape {labels.shape}")
-    largest = num_classes if reduce_zero_label else num_classes - 1
-    wrong = [value for value in np.unique(labels).tolist() if value > largest and value != ignore_index]
-    if wrong:
-        lowest = "1 (0 is unlabelled)" if reduce_zero_label else "0"
-        raise ValueError(
-            f"{path}: label {wrong[-1]} with num_classes={num_classes}; labels go from {lowest} to {largest}, "
-            f"and {ignore_index} is ignored"
-        )

@@ -1,25 +1,27 @@
-"""What mmengine loads: by the safe reader alone, and what of a configuration follows from the checkpoint.
+"""What a run starts from: checked before training, and read for mmengine by the safe reader alone.
 
 mmengine's own loader falls back to an unsafe load, and its `resume` runs a configuration found in the file.
 """
 
-import os
 import re
 from pathlib import Path
 
 from mmengine.config import Config
 from mmengine.runner import CheckpointLoader
 
-from wbmm.io.reader import safe_load
 from wbmm.models.identify import identify
 from wbmm.models.released import convert_released
-from wbmm.models.state import CheckpointError, find_state_dict
+from wbmm.models.state import CheckpointError
 from wbmm.text import printable
 
+from .mm_checkpoint import PREFIX, MMCheckpoint, read_checkpoint
 from .pretrained import fetch
-from .reparam import PREFIX, backbone_config, is_mm_checkpoint
 
-__all__ = ["check_load_from", "find_checkpoints", "prepare_resume", "read_checkpoint", "use_safe_reader"]
+__all__ = ["check_load_from", "find_checkpoints", "prepare_resume", "use_safe_reader"]
+
+_NEEDED = ("meta", "state_dict", "optimizer", "param_schedulers", "message_hub")
+# Contents by file name, from when they are checked until mmengine asks for them: a file is read once.
+_checked: dict[str, dict] = {}
 
 
 def use_safe_reader() -> None:
@@ -31,38 +33,16 @@ def use_safe_reader() -> None:
         CheckpointLoader.register_scheme(prefixes=scheme, loader=loader, force=True)
 
 
-def read_checkpoint(path: str | os.PathLike) -> dict:
-    """The contents of a segmentor's or detector's checkpoint, on the CPU, as plain data."""
-    contents = safe_load(os.path.expanduser(path))
-    if not isinstance(contents, dict):
-        raise CheckpointError(f"{path}: holds a {type(contents).__name__}, not a checkpoint")
-    if isinstance(contents.get("meta"), dict):
-        contents["meta"].pop("config", None)  # Python that mmengine's resume would run
-    return contents
-
-
 # mmengine logs the part of these names after `load_from_`.
 def _load_from_checked_file(filename: str, map_location=None) -> dict:
-    return read_checkpoint(fetch(filename))
+    contents = _checked.pop(filename, None)
+    return read_checkpoint(fetch(filename)) if contents is None else contents
 
 
 def _load_from_nowhere(filename: str, map_location=None) -> dict:
     raise CheckpointError(
         f"{filename}: checkpoints are read from files and http(s) only; download it and give its path"
     )
-
-
-_NEEDED = ("meta", "state_dict", "optimizer", "param_schedulers", "message_hub")
-
-
-def find_checkpoints(work_dir: str | Path) -> list[Path]:
-    """Checkpoints of a run, the newest first."""
-    found = []
-    for path in Path(work_dir).glob("*.pth"):
-        match = re.fullmatch(r"(?:iter|epoch)_(\d+)\.pth", path.name)
-        if match:
-            found.append((int(match[1]), path))
-    return [path for _, path in sorted(found, reverse=True)]
 
 
 def prepare_resume(cfg: Config, resume: str | None) -> str | None:
@@ -91,12 +71,23 @@ def prepare_resume(cfg: Config, resume: str | None) -> str | None:
             texts.append(f"passed over: {error}")
             continue
         cfg.resume, cfg.load_from = True, str(path)
+        _checked[cfg.load_from] = contents
         if "seed" in contents["meta"]:  # of the order of the images, which is made before mmengine resumes
             cfg.randomness = {**cfg.get("randomness", {}), "seed": contents["meta"]["seed"]}
         if "init_cfg" in cfg.model.backbone:
             cfg.model.backbone.init_cfg = None  # the run's own weights follow
         return "; ".join([*texts, f"resuming from {path}, iteration {contents['meta']['iter']}"])
     return "; ".join([*texts, f"no checkpoint in {cfg.work_dir}: the run starts"])
+
+
+def find_checkpoints(work_dir: str | Path) -> list[Path]:
+    """Checkpoints of a run, the newest first."""
+    found = []
+    for path in Path(work_dir).glob("*.pth"):
+        match = re.fullmatch(r"(?:iter|epoch)_(\d+)\.pth", path.name)
+        if match:
+            found.append((int(match[1]), path))
+    return [path for _, path in sorted(found, reverse=True)]
 
 
 def _read_run(path: Path) -> dict:
@@ -107,24 +98,32 @@ def _read_run(path: Path) -> dict:
     return contents
 
 
-def check_load_from(path: str) -> None:
+def check_load_from(source: str) -> None:
     """Raises unless a file holds weights that training can start from; mmengine's own loading would say nothing."""
-    contents = read_checkpoint(path)
-    if is_mm_checkpoint(contents):
-        form = backbone_config(contents)["form"]
+    contents = read_checkpoint(fetch(source))
+    try:
+        checkpoint = MMCheckpoint(contents)
+    except CheckpointError as error:
+        raise CheckpointError(f"{source}: {error}") from None
+    _check_startable(checkpoint, source)
+    _checked[source] = contents
+
+
+def _check_startable(checkpoint: MMCheckpoint, source: str) -> None:
+    if checkpoint.signature is not None:
+        form = checkpoint.signature.form
         if form != "training":
             raise CheckpointError(
-                f"{path}: its backbone is fused ({form} form), from which no training can start; give load_from the "
+                f"{source}: its backbone is fused ({form} form), from which no training can start; give load_from the "
                 "training checkpoint that it was made from"
             )
         return
-    state_dict = convert_released(find_state_dict(contents))
-    if identify(state_dict) is not None:
+    if identify(convert_released(checkpoint.stored)) is not None:
         raise CheckpointError(
-            f"{path}: a classifier's weights, not a segmentor's or detector's; start the backbone from them with "
+            f"{source}: a classifier's weights, not a segmentor's or detector's; start the backbone from them with "
             "model.backbone.init_cfg.checkpoint"
         )
-    if not any(key.startswith(PREFIX) for key in state_dict):
+    if not any(key.startswith(PREFIX) for key in checkpoint.stored):
         raise CheckpointError(
-            f"{path}: no key starts with {PREFIX!r}; the first is {printable(next(iter(state_dict)))!r}"
+            f"{source}: no key starts with {PREFIX!r}; the first is {printable(next(iter(checkpoint.stored)))!r}"
         )
