@@ -14,6 +14,7 @@ from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS, DefaultScope
 import wbmm.mm.register  # noqa: F401
 from tests.mm.helpers import on_meta
 from wbmm.mm.build import without_sync_bn
+from wbmm.mm.runner import multi_scale_pipeline
 
 ROOT = Path(__file__).parents[2]
 # Parameters in M, the paper's and measured in training form. By our arithmetic the hierarchical tables add 2.0 and 2.4;
@@ -96,7 +97,7 @@ def test_segmentation(path):
     assert {g["layer"] for g in groups} == set(range(last + 2))
     assert min(g["lr_scale"] for g in groups) == pytest.approx(rate ** (last + 1))
     with DefaultScope.overwrite_default_scope("mmseg"):
-        for pipeline in (cfg.train_pipeline, cfg.test_pipeline, cfg.tta_pipeline):
+        for pipeline in (cfg.train_pipeline, cfg.test_pipeline, multi_scale_pipeline(cfg)[0]):
             assert Compose(pipeline).transforms
 
 

@@ -17,9 +17,9 @@ from tests.mm.released import released_names
 from tests.mm.shapes import write_config, write_shapes
 from wbmm import cli
 from wbmm.mm import register as hooks
-from wbmm.mm.build import build_segmentor
+from wbmm.mm.build import build_segmentor, load_config
 from wbmm.mm.mm_checkpoint import MMCheckpoint, read_checkpoint
-from wbmm.mm.runner import run_testing
+from wbmm.mm.runner import multi_scale_pipeline, run_testing
 from wbmm.mm.tools import evaluate_tool, train_tool
 
 ITERATIONS, INTERVAL = 8, 4
@@ -120,6 +120,52 @@ def test_single_and_multi_scale_and_fused(trained, config, tmp_path, capsys):
     assert evaluate(config, tmp_path / "fused.pth", tmp_path / "c")["mIoU"] == pytest.approx(plain["mIoU"], abs=0.01)
     multi = evaluate(config, checkpoint, tmp_path / "d", "--tta", "--fuse", "dense")
     assert 0 <= multi["mIoU"] <= 100
+
+
+def test_scales_of_multi_scale_testing_follow_the_test_pipeline(config):
+    options = {"test_dataloader.dataset.pipeline.1.scale": (96, 48)}
+    pipeline, scales = multi_scale_pipeline(load_config(config, options))
+    assert [step["scale"] for step in pipeline[1]["transforms"][0]] == [(96, 48), (120, 60)]
+    assert [step[0]["type"] for step in pipeline[1]["transforms"][2:]] == ["LoadAnnotations", "PackSegInputs"]
+    assert scales == "(96, 48), (120, 60)"
+    cfg = load_config(config, {"tta_ratios": [0.5]})
+    del cfg.test_dataloader.dataset.pipeline[1]
+    pipeline, scales = multi_scale_pipeline(cfg)
+    assert pipeline[1]["transforms"][0][0]["scale_factor"] == 0.5
+    assert scales == "x0.5"
+    cfg.tta_pipeline = [{"type": "LoadImageFromFile"}]
+    assert multi_scale_pipeline(cfg)[0] == cfg.tta_pipeline
+
+
+def own_data(tmp_path, data, ignored):
+    """The data as labels from 0 with another ignored label, and a configuration for them."""
+    root = tmp_path / "own"
+    shutil.copytree(data, root)
+    for file in root.glob("annotations/*/*.png"):
+        labels = np.array(Image.open(file)).astype(int) - 1
+        Image.fromarray(np.where(labels < 0, ignored, labels).astype(np.uint8)).save(file)
+    config = write_config(tmp_path / "own.py", root)
+    dataset = (
+        "dict(type='BaseSegDataset', metainfo=dict(classes=[str(i) for i in range(150)]), reduce_zero_label=False)"
+    )
+    text = "".join(f"{part}_dataloader['dataset'].update({dataset})\n" for part in ("train", "val"))
+    config.write_text(f"{config.read_text()}\n{text}test_dataloader = val_dataloader\n")
+    return config
+
+
+def test_another_ignored_label(data, tmp_path, capsys):
+    config = own_data(tmp_path, data, ignored=200)
+    assert train_tool("seg", [str(config), "--work-dir", str(tmp_path / "a")]) == 1
+    assert "label 200 with num_classes=150" in capsys.readouterr().err
+    options = ["--cfg-options", "model.decode_head.ignore_index=200", "train_cfg.val_interval=1"]
+    assert train_tool("seg", [str(config), "--work-dir", str(tmp_path / "b"), *options]) == 0
+    cfg = load_config(tmp_path / "b" / "own.py")
+    assert cfg.model.auxiliary_head.ignore_index == cfg.model.data_preprocessor.seg_pad_val == 200
+    assert cfg.val_dataloader.dataset.ignore_index == cfg.val_evaluator.ignore_index == 200
+    assert [step.get("ignore_index") for step in cfg.train_dataloader.dataset.pipeline][3] == 200
+    both = [*options, "train_dataloader.dataset.ignore_index=7"]
+    assert train_tool("seg", [str(config), "--work-dir", str(tmp_path / "c"), *both]) == 1
+    assert "ignore_index is 200 in UPerHead and 7 in BaseSegDataset" in capsys.readouterr().err
 
 
 def test_reparam_touches_the_backbone_alone(trained, tmp_path, capsys):

@@ -1,7 +1,7 @@
 """Data checked before training: every image and annotation is there, and the labels are the model's classes."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +11,55 @@ from PIL import Image
 
 from .coco import check_annotations
 
-__all__ = ["check_detection_data", "check_labels", "check_segmentation_data"]
+__all__ = ["check_detection_data", "check_labels", "check_segmentation_data", "follow_ignore_index"]
 
+IGNORED = 255  # the label of pixels that do not count, in mmseg
 SAMPLE = 100  # annotations whose labels are read; a hook watches the rest in training
+_IGNORE_KEYS = {"RandomCrop": "ignore_index", "RandomRotate": "seg_pad_val"}  # transforms that know it
+
+
+def follow_ignore_index(cfg: Config) -> int:
+    """The label of pixels that do not count, as a head or a data set of the configuration says; 255 if none does.
+
+    Everything that knows such a label gets it: heads, data sets, metrics, padding and cropping. Two settings that
+    differ are a `ValueError`.
+    """
+    decode, auxiliary = cfg.model.decode_head, cfg.model.get("auxiliary_head") or []
+    heads = [*_as_list(decode), *_as_list(auxiliary)]
+    loaders = [cfg[name] for name in ("train_dataloader", "val_dataloader", "test_dataloader") if cfg.get(name)]
+    sets = [entry for loader in loaders for entry in _dicts(loader) if "data_prefix" in entry]
+    said = {entry["ignore_index"]: entry for entry in (*heads, *sets) if entry.get("ignore_index") is not None}
+    if len(said) > 1:
+        texts = " and ".join(f"{value} in {entry.get('type', 'a data set')}" for value, entry in said.items())
+        raise ValueError(f"ignore_index is {texts}: it must be the same everywhere")
+    value = next(iter(said), IGNORED)
+    if value == IGNORED:
+        return value
+    for entry in (*heads, *sets):
+        entry["ignore_index"] = value
+    for name in ("val_evaluator", "test_evaluator"):
+        for metric in _as_list(cfg.get(name) or []):
+            if metric.type == "IoUMetric":
+                metric["ignore_index"] = value
+    for step in (step for loader in loaders for step in _dicts(loader)):
+        if step.get("type") in _IGNORE_KEYS:
+            step[_IGNORE_KEYS[step["type"]]] = value
+    preprocessor = cfg.model.get("data_preprocessor") or cfg.get("data_preprocessor")
+    if preprocessor:
+        preprocessor["seg_pad_val"] = value
+    return value
+
+
+def _as_list(value: object) -> list:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _dicts(config: object) -> Iterator[dict]:
+    """Every dict inside of a configuration."""
+    if isinstance(config, dict):
+        yield config
+    for value in config.values() if isinstance(config, dict) else config if isinstance(config, list | tuple) else ():
+        yield from _dicts(value)
 
 
 def check_segmentation_data(cfg: Config) -> str:
@@ -48,6 +94,10 @@ def _check_segmentation_set(config: dict, num_classes: int) -> int:
         raise ValueError(
             f"the model has {num_classes} classes (decode_head.num_classes), the data set names {len(classes)}"
         )
+    if dataset.reduce_zero_label and dataset.ignore_index != IGNORED:
+        raise ValueError(
+            f"ignore_index {dataset.ignore_index} with reduce_zero_label: mmseg gives unlabelled pixels {IGNORED} there"
+        )
     infos = [dataset.get_data_info(i) for i in range(len(dataset))]
     missing = [info for info in infos if not os.path.isfile(info["seg_map_path"])]
     if missing:
@@ -62,7 +112,7 @@ def _check_segmentation_set(config: dict, num_classes: int) -> int:
 
 
 def check_labels(
-    labels: np.ndarray, path: str, num_classes: int, ignore_index: int = 255, reduce_zero_label: bool = False
+    labels: np.ndarray, path: str, num_classes: int, ignore_index: int = IGNORED, reduce_zero_label: bool = False
 ) -> None:
     """Raises if a label map holds something else than classes.
 

@@ -12,12 +12,13 @@ from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import Runner
 
 from .build import build_model, load_config, prepare_device
-from .check_data import check_detection_data, check_segmentation_data
+from .check_data import check_detection_data, check_segmentation_data, follow_ignore_index
 from .loading import check_load_from, prepare_resume, use_safe_reader
 
 __all__ = [
     "add_test_arguments",
     "add_train_arguments",
+    "multi_scale_pipeline",
     "run_testing",
     "run_training",
     "set_data_root",
@@ -27,6 +28,7 @@ __all__ = [
 
 LAUNCHERS = ("none", "pytorch", "slurm", "mpi")
 SCOPES = {"seg": "mmseg", "det": "mmdet"}
+TTA_RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # the paper's, where the configuration names none
 TRACKERS = {"tensorboard": "TensorboardVisBackend", "wandb": "WandbVisBackend"}
 
 
@@ -43,7 +45,7 @@ def add_test_arguments(parser: argparse.ArgumentParser, extra: str) -> None:
     _add_common_arguments(parser)
     parser.add_argument("checkpoint", help="of a runner, released, or fused by `wbmm reparam`")
     if extra == "seg":
-        help_tta = "multi-scale testing with flips, as the configuration says"
+        help_tta = "multi-scale testing with flips, at tta_ratios of the test pipeline's scale"
         parser.add_argument("--tta", action="store_true", help=help_tta)
     parser.add_argument(
         "--fuse", nargs="?", const="compact", choices=("compact", "dense"), help="fuse the backbone after loading"
@@ -86,16 +88,19 @@ def run_testing(extra: str, args: argparse.Namespace) -> dict:
     if args.show_dir:
         cfg.default_hooks.visualization.update(draw=True)
         cfg.visualizer.save_dir = args.show_dir
-    if extra == "det":
+    if extra == "seg":
+        follow_ignore_index(cfg)
+    else:
         print_log(check_detection_data(cfg, ["test"]), logger="current")
     prepare_device(cfg)
     model = build_model(cfg, SCOPES[extra], args.checkpoint, args.fuse)
     form = getattr(model.backbone, "form", args.fuse or "training")
     tta = getattr(args, "tta", False)
     if tta:
-        _use_tta(cfg)
+        cfg.test_dataloader.dataset.pipeline, scales = multi_scale_pipeline(cfg)
+        print_log(f"multi-scale testing with flips at {scales}", logger="current")
         with DefaultScope.overwrite_default_scope(SCOPES[extra]):
-            model = MODELS.build({**cfg.tta_model, "module": model})
+            model = MODELS.build({**cfg.get("tta_model", {"type": "SegTTAModel"}), "module": model})
     names = ("test_dataloader", "test_cfg", "test_evaluator", "default_hooks", "custom_hooks", "env_cfg")
     names += ("log_processor", "visualizer", "default_scope", "randomness", "launcher", "work_dir")
     runner = Runner(model=model, cfg=cfg, **{name: cfg[name] for name in names if cfg.get(name) is not None})
@@ -154,7 +159,8 @@ def track(cfg: Config, names: Sequence[str]) -> None:
 
 def _prepare_segmentation(cfg: Config) -> str | None:
     """Has labels watched in training, and in the first process looks at the data before."""
-    hook = {"type": "LabelRangeHook", "num_classes": cfg.model.decode_head.num_classes}
+    ignored = follow_ignore_index(cfg)
+    hook = {"type": "LabelRangeHook", "num_classes": cfg.model.decode_head.num_classes, "ignore_index": ignored}
     cfg.custom_hooks = [*cfg.get("custom_hooks", []), hook]
     return check_segmentation_data(cfg) if _is_first_process() else None
 
@@ -168,11 +174,33 @@ def _is_first_process() -> bool:
     return int(os.environ.get("RANK", 0)) == 0
 
 
-def _use_tta(cfg: Config) -> None:
-    missing = [key for key in ("tta_pipeline", "tta_model") if key not in cfg]
-    if missing:
-        raise ValueError(f"--tta needs {missing[0]} in the configuration")
-    cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
+def multi_scale_pipeline(cfg: Config) -> tuple[list[dict], str]:
+    """The pipeline of `--tta`, and which scales it has: `tta_pipeline` if there is one, or by `tta_ratios`.
+
+    Each ratio is to the scale of the test pipeline (to the image's own size, where that does not resize), with and
+    without a flip.
+    """
+    if "tta_pipeline" in cfg:
+        return cfg.tta_pipeline, "the scales of tta_pipeline"
+    steps = cfg.test_dataloader.dataset.pipeline
+    places = [place for place, step in enumerate(steps) if step.type == "Resize"]
+    if len(places) > 1:
+        raise ValueError("--tta: the test pipeline resizes twice; give tta_pipeline in the configuration")
+    place = places[0] if places else 1  # after the image is loaded
+    resize = dict(steps[place]) if places else {"type": "Resize", "scale_factor": 1.0, "keep_ratio": True}
+    resizes = [_scaled(resize, ratio) for ratio in cfg.get("tta_ratios", TTA_RATIOS)]
+    flips = [{"type": "RandomFlip", "prob": p, "direction": "horizontal"} for p in (0.0, 1.0)]
+    rest = [[step] for step in steps[place + len(places) :]]
+    scales = ", ".join(str(step.get("scale") or f"x{step['scale_factor']:g}") for step in resizes)
+    return [*steps[:place], {"type": "TestTimeAug", "transforms": [resizes, flips, *rest]}], scales
+
+
+def _scaled(resize: dict, ratio: float) -> dict:
+    if resize.get("scale") is not None:
+        sides = resize["scale"] if isinstance(resize["scale"], list | tuple) else [resize["scale"]] * 2
+        return {**resize, "scale": tuple(int(side * ratio) for side in sides)}
+    factor = resize["scale_factor"]
+    return {**resize, "scale_factor": tuple(f * ratio for f in factor) if isinstance(factor, tuple) else factor * ratio}
 
 
 _PREPARE: dict[str, Callable[[Config], str | None]] = {"seg": _prepare_segmentation, "det": _prepare_detection}
