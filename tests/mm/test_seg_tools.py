@@ -238,6 +238,11 @@ class TestErrors:
         self.fails(capsys, config, tmp_path / "a", "one channel of labels; this one has the shape (8, 8, 3)")
         label.unlink()
         self.fails(capsys, config, tmp_path / "a", "1 of 8 images have no annotation; the first is")
+        image = root / "images" / "training" / "ADE_0002.jpg"
+        shutil.copy(root / "annotations" / "training" / "ADE_0004.png", label)
+        image.rename(tmp_path / "away.jpg")
+        self.fails(capsys, config, tmp_path / "a", "have no image ending with '.jpg'; the first is ADE_0002.png")
+        (tmp_path / "away.jpg").rename(image)
         shutil.rmtree(root / "annotations" / "validation")
         label.write_bytes((root / "annotations" / "training" / "ADE_0004.png").read_bytes())
         self.fails(capsys, config, tmp_path / "a", "annotations/validation; set data_root")

@@ -105,10 +105,25 @@ def _check_segmentation_set(config: dict, num_classes: int) -> int:
             f"{len(missing)} of {len(infos)} images have no annotation; the first is {missing[0]['img_path']}, "
             f"for which {missing[0]['seg_map_path']} is missing"
         )
+    _check_lone_masks(root / prefix["seg_map_path"], dataset, infos)
     for info in infos[:: max(1, len(infos) // SAMPLE)]:
         labels = np.asarray(Image.open(info["seg_map_path"]))
         check_labels(labels, info["seg_map_path"], num_classes, dataset.ignore_index, dataset.reduce_zero_label)
     return len(infos)
+
+
+def _check_lone_masks(folder: Path, dataset, infos: list[dict]) -> None:
+    """Raises if annotations have no image, where the data set is everything that the folders hold."""
+    if dataset.ann_file and os.path.isfile(dataset.ann_file):
+        return
+    known = {os.path.realpath(info["seg_map_path"]) for info in infos}
+    masks = sorted(folder.rglob(f"*{dataset.seg_map_suffix}"))
+    lone = [mask for mask in masks if os.path.realpath(mask) not in known]
+    if lone:
+        raise ValueError(
+            f"{len(lone)} of {len(masks)} annotations in {folder} have no image ending with {dataset.img_suffix!r}; "
+            f"the first is {lone[0].name}"
+        )
 
 
 def check_labels(
@@ -153,7 +168,8 @@ def check_detection_data(cfg: Config, parts: Sequence[str] = ("train", "val")) -
         if classes is not None:
             _check_heads(cfg.model, len(classes))
         root = Path(dataset.get("data_root") or "")
-        report = check_annotations(root / dataset.ann_file, root / dataset.data_prefix.get("img", ""), classes)
+        folder = root / dataset.data_prefix.get("img", "")
+        report = check_annotations(root / dataset.ann_file, folder, classes, evaluated=part != "train")
         lines.append(f"data for {part}: {report}")
         lines += [f"  {remark}" for remark in report.remarks]
     return "\n".join(lines)

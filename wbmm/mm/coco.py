@@ -15,6 +15,7 @@ __all__ = ["CocoReport", "check_annotations", "read_annotations"]
 
 SAMPLE = 200  # images whose files are opened
 ORIENTATION = 0x0112  # EXIF's tag
+LEAST_BOXES, OVER_THE_EDGE = 3, 0.1  # from how many boxes, and from which share of them, their kind is doubted
 
 
 @dataclass
@@ -56,7 +57,11 @@ def read_annotations(path: Path) -> dict:
 
 
 def check_annotations(
-    path: Path, folder: Path, classes: Sequence[str] | None = None, everything: bool = False
+    path: Path,
+    folder: Path,
+    classes: Sequence[str] | None = None,
+    everything: bool = False,
+    evaluated: bool = False,
 ) -> CocoReport:
     """Checks one annotation file and its folder of images; a `ValueError` names the first thing that is wrong.
 
@@ -65,6 +70,7 @@ def check_annotations(
         folder: where its images are.
         classes: the names that the model has, if known; each must be a category of the file.
         everything: open every image to compare its size, not a sample of them.
+        evaluated: COCO's metrics will read it, which fail on what training merely leaves out.
     """
     contents = read_annotations(path)
     images = _unique(contents["images"], path, "image")
@@ -72,7 +78,7 @@ def check_annotations(
     _unique(contents["annotations"], path, "annotation")
     _check_categories(categories, path, classes)
     _check_images(images, path, folder, everything)
-    remarks = _check_objects(contents["annotations"], images, categories, path)
+    remarks = _check_objects(contents["annotations"], images, categories, path, evaluated)
     known = {number for number, category in categories.items() if classes is None or category["name"] in classes}
     unused = [annotation for annotation in contents["annotations"] if annotation["category_id"] not in known]
     if unused:
@@ -159,7 +165,7 @@ def _check_size(entry: dict, file: Path) -> None:
         )
 
 
-def _check_objects(annotations: list, images: dict, categories: dict, path: Path) -> list[str]:
+def _check_objects(annotations: list, images: dict, categories: dict, path: Path, evaluated: bool) -> list[str]:
     """Raises for objects that no loader could read; returns remarks on those that training leaves out."""
     odd: dict[str, list] = {}
     for annotation in annotations:
@@ -178,11 +184,26 @@ def _check_objects(annotations: list, images: dict, categories: dict, path: Path
         if annotation["id"] == 0:
             raise ValueError(f"{name}: COCO's metrics take the id 0 for no match; number annotations from 1")
         image = images[annotation["image_id"]]
-        _check_mask(annotation, image, name)
+        _check_mask(annotation, image, name, evaluated)
         problem = _problem(annotation, image)
         if problem:
             odd.setdefault(problem, []).append(annotation["id"])
+    _check_kind_of_boxes(annotations, images, path)
     return [f"{len(found)} objects {problem}; the first is annotation {found[0]}" for problem, found in odd.items()]
+
+
+def _check_kind_of_boxes(annotations: list, images: dict, path: Path) -> None:
+    """Raises if the boxes are by two corners: many then reach over the edge, and as corners every one is sound."""
+    over, corners = 0, True
+    for annotation in annotations:
+        (left, top, third, fourth), image = annotation["bbox"], images[annotation["image_id"]]
+        over += left + third > image["width"] + 1 or top + fourth > image["height"] + 1
+        corners &= left <= third <= image["width"] + 1 and top <= fourth <= image["height"] + 1
+    if corners and len(annotations) >= LEAST_BOXES and over > OVER_THE_EDGE * len(annotations):
+        raise ValueError(
+            f"{path}: {over} of {len(annotations)} boxes reach over the edge of their image, and all of them would fit "
+            "as [left, top, right, bottom]; COCO's boxes are [left, top, width, height]"
+        )
 
 
 def _is_number(value: object) -> bool:
@@ -205,18 +226,28 @@ def _problem(annotation: dict, image: dict) -> str | None:
     return None
 
 
-def _check_mask(annotation: dict, image: dict, name: str) -> None:
+def _check_mask(annotation: dict, image: dict, name: str, evaluated: bool) -> None:
     """Raises unless the segmentation is polygons, as flat lists of coordinates, or a run-length code."""
     mask = annotation.get("segmentation")
     if not mask:
         raise ValueError(f"{name} has no segmentation, which masks are trained and tested on")
     if isinstance(mask, dict):
-        if not {"counts", "size"} <= mask.keys():
-            raise ValueError(f"{name}: a run-length code needs counts and size, it has {sorted(mask)}")
-        size = [image["height"], image["width"]]
-        if list(mask["size"]) != size:
-            raise ValueError(f"{name}: a run-length code of {mask['size']} for an image of {size} (height, width)")
+        _check_run_lengths(mask, [image["height"], image["width"]], name)
     elif not isinstance(mask, list) or not all(isinstance(part, list) for part in mask):
         raise ValueError(f"{name}: its segmentation is neither a list of polygons nor a run-length code")
     elif any(len(part) < 4 or len(part) % 2 for part in mask):
         raise ValueError(f"{name} has a polygon of {min(map(len, mask))} numbers; expected [x, y, x, y, x, y, ...]")
+    elif evaluated and any(len(part) < 6 for part in mask):
+        raise ValueError(f"{name} has a polygon of two points, which COCO's metrics cannot read: remove that part")
+
+
+def _check_run_lengths(mask: dict, size: list[int], name: str) -> None:
+    if not {"counts", "size"} <= mask.keys():
+        raise ValueError(f"{name}: a run-length code needs counts and size, it has {sorted(mask)}")
+    if list(mask["size"]) != size:
+        raise ValueError(f"{name}: a run-length code of {mask['size']} for an image of {size} (height, width)")
+    counts = mask["counts"]
+    if isinstance(counts, str):  # compressed
+        return
+    if not all(type(count) is int and count >= 0 for count in counts) or sum(counts) != size[0] * size[1]:
+        raise ValueError(f"{name}: the counts of its run-length code do not add up to {size[0]}x{size[1]} pixels")

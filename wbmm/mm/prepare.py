@@ -138,7 +138,9 @@ def _prepare_coco(args: argparse.Namespace) -> int:
     remarks = 0
     for name, (annotations, folder) in (given or COCO_PARTS).items():
         classes = args.classes if given or args.classes else _coco_classes()
-        report = check_annotations(args.root / annotations, args.root / folder, classes, args.all)
+        report = check_annotations(
+            args.root / annotations, args.root / folder, classes, args.all, evaluated=name == "val"
+        )
         if not given and not args.any_count and report.images != COCO_COUNTS[name]:
             raise ValueError(
                 f"{args.root / annotations} has {report.images} images, COCO {COCO_COUNTS[name]}: the download was not "
