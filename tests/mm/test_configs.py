@@ -197,3 +197,15 @@ def test_the_data_can_be_elsewhere():
     set_data_root(cfg, "/data/coco")
     assert cfg.train_dataloader.dataset.dataset.data_root == "/data/coco"
     assert cfg.val_evaluator[0].ann_file == "/data/coco/annotations/a.json"
+
+
+def test_keys_that_are_nearly_known():
+    from wbmm.mm.runner import check_keys
+
+    for path in SEGMENTATION + DETECTION:
+        check_keys(Config.fromfile(path))
+    for wrong, right in {"optim_wraper": "optim_wrapper", "train_dataloder": "train_dataloader"}.items():
+        cfg = Config.fromfile(SEGMENTATION[0])
+        cfg[wrong] = {}
+        with pytest.raises(ValueError, match=f"unknown key '{wrong}'; did you mean '{right}'"):
+            check_keys(cfg)

@@ -16,7 +16,7 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from pycocotools import mask as rle
 
-from tests.mm.helpers import logged
+from tests.mm.helpers import checkpoint, logged
 from tests.mm.objects import write_config, write_objects
 from tests.mm.released import released_names
 from wbmm import cli
@@ -208,6 +208,12 @@ class TestErrors:
         self.fails(capsys, config, tmp_path / "a", "no such annotation file", "--data-root", str(tmp_path))
         self.fails(capsys, tmp_path / "no.py", tmp_path / "a", "there is no such configuration file")
         assert not (tmp_path / "a").exists()
+
+    def test_a_start_from_a_segmentor(self, data, tmp_path, capsys):
+        config = write_config(tmp_path / "tiny.py", data)
+        torch.save(checkpoint(build_detector(config).backbone), tmp_path / "seg.pth")
+        message = "seg.pth does not fit the configuration: not in the file: neck."
+        self.fails(capsys, config, tmp_path / "a", message, "--cfg-options", f"load_from={tmp_path / 'seg.pth'}")
 
     def test_testing(self, trained, config, tmp_path, capsys):
         checkpoint = str(trained[0] / f"epoch_{EPOCHS}.pth")

@@ -103,6 +103,11 @@ def test_other_windows(tmp_path):
         (lambda: classifier("wbmm_a_hier", dims=(16, 16, 32, 64)).state_dict(), r"looks like a model outside the zoo"),
         (lambda: wbmm.fuse(classifier().eval()).state_dict(), "A fused checkpoint cannot go back to the training form"),
         (lambda: {"step": 3}, "no state dict found"),
+        (
+            lambda: timm.create_model("wbmm_a_hier").state_dict(),
+            r"may be of another shape \(stem.conv1.weight is \(.*\) in the file and \(4, 3, 3, 3\) in the backbone\)"
+            r".*In a configuration: model.backbone.arch='wbmm_a_hier'",
+        ),
     ],
 )
 def test_too_little_matches(tmp_path, contents, message):

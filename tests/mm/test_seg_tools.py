@@ -18,6 +18,7 @@ from tests.mm.shapes import write_config, write_shapes
 from wbmm import cli
 from wbmm.mm import register as hooks
 from wbmm.mm.build import build_segmentor, load_config
+from wbmm.mm.loading import CLASSIFIERS, describe_misfit
 from wbmm.mm.mm_checkpoint import MMCheckpoint, read_checkpoint
 from wbmm.mm.runner import multi_scale_pipeline, run_testing
 from wbmm.mm.tools import evaluate_tool, train_tool
@@ -278,6 +279,22 @@ class TestErrors:
         self.fails(
             capsys, config, tmp_path / "a", "start the backbone from them with model.backbone.init_cfg", *options
         )
+
+    def test_a_start_from_another_model(self, trained, data, config, tmp_path, capsys):
+        file = trained[0] / f"iter_{INTERVAL}.pth"
+        other = write_config(tmp_path / "other.py", data, dims=[8, 16, 32, 72])
+        message = (
+            "does not fit the configuration: backbone.stages.3.downsample.conv.weight is (64, 32, 3, 3) in the file"
+        )
+        self.fails(capsys, other, tmp_path / "a", message, "--resume", str(file))
+        text = self.fails(capsys, other, tmp_path / "b", message, "--cfg-options", f"load_from={file}")
+        assert text.endswith("name the file in model.backbone.init_cfg.checkpoint")
+        own = build_segmentor(load_config(config, {"model.decode_head.num_classes": 149})).state_dict()
+        given = read_checkpoint(file)["state_dict"]
+        assert describe_misfit(own, given).startswith(
+            "decode_head.conv_seg.weight is (150, 64, 1, 1) in the file and (149"
+        )
+        assert describe_misfit(own, given, CLASSIFIERS) == ""
 
     def test_checkpoints_that_do_not_fit(self, trained, config, tmp_path, capsys):
         checkpoint = trained[0] / f"iter_{ITERATIONS}.pth"

@@ -14,10 +14,9 @@ from torch import Tensor
 
 from wbmm.models.fuse import fuse as fuse_model
 from wbmm.models.state import CheckpointError
-from wbmm.text import printable
 
 from . import require
-from .loading import use_safe_reader
+from .loading import describe_misfit, use_safe_reader
 from .mm_checkpoint import MMCheckpoint, read_checkpoint
 
 __all__ = [
@@ -122,18 +121,10 @@ def _read_weights(path: str | Path) -> MMCheckpoint:
 
 def _load_strictly(model: nn.Module, state_dict: dict[str, Tensor], name: str | Path) -> None:
     """Loads weights; every key must be there and fit, as mmengine's own loading does not ask."""
-    own = model.state_dict()
-    try:
-        model.load_state_dict(state_dict)
-    except RuntimeError as error:
-        shapes = [
-            f"{printable(key)} is {tuple(value.shape)} in the file and {tuple(own[key].shape)} in the model"
-            for key, value in state_dict.items()
-            if key in own and own[key].shape != value.shape
-        ]
-        lines = [line.strip() for line in str(error).splitlines()[1:]]
-        reason = "; ".join(shapes[:3]) if shapes else printable(" ".join(lines), limit=600)
-        raise CheckpointError(f"{name} does not fit the configuration: {reason}") from None
+    reason = describe_misfit(model.state_dict(), state_dict)
+    if reason:
+        raise CheckpointError(f"{name} does not fit the configuration: {reason}")
+    model.load_state_dict(state_dict)
 
 
 def dataset_meta(model: nn.Module) -> dict:

@@ -4,21 +4,25 @@ mmengine's own loader falls back to an unsafe load, and its `resume` runs a conf
 """
 
 import re
+from collections.abc import Collection
 from pathlib import Path
 
+import torch.nn as nn
 from mmengine.config import Config
 from mmengine.runner import CheckpointLoader
+from torch import Tensor
 
 from wbmm.models.identify import identify
 from wbmm.models.released import convert_released
-from wbmm.models.state import CheckpointError
-from wbmm.text import printable
+from wbmm.models.state import CheckpointError, find_state_dict
+from wbmm.text import printable, some
 
 from .mm_checkpoint import PREFIX, MMCheckpoint, read_checkpoint
 from .pretrained import fetch
 
-__all__ = ["check_load_from", "find_checkpoints", "prepare_resume", "use_safe_reader"]
+__all__ = ["check_fits", "check_load_from", "describe_misfit", "find_checkpoints", "prepare_resume", "use_safe_reader"]
 
+CLASSIFIERS = {"conv_seg", "fc_cls", "fc_reg", "conv_logits"}  # layers that are new with another number of classes
 _NEEDED = ("meta", "state_dict", "optimizer", "param_schedulers", "message_hub")
 # Contents by file name, from when they are checked until mmengine asks for them: a file is read once.
 _checked: dict[str, dict] = {}
@@ -106,7 +110,50 @@ def check_load_from(source: str) -> None:
     except CheckpointError as error:
         raise CheckpointError(f"{source}: {error}") from None
     _check_startable(checkpoint, source)
-    _checked[source] = contents
+    _checked[source] = {**contents, "state_dict": checkpoint.state_dict}
+
+
+def check_fits(model: nn.Module, source: str, resume: bool) -> None:
+    """Raises unless a checked file is of this model: mmengine would leave out what does not fit, and say little.
+
+    Args:
+        model: that will be trained.
+        source: the file, of `prepare_resume` or `check_load_from`.
+        resume: everything must fit; otherwise the layers that give classes may be of another shape, or missing.
+    """
+    try:
+        given = find_state_dict(_checked[source])
+    except CheckpointError as error:
+        raise CheckpointError(f"{source}: {error}") from None
+    reason = describe_misfit(model.state_dict(), given, set() if resume else CLASSIFIERS)
+    if reason:
+        advice = "" if resume else "; to start its backbone alone, name the file in model.backbone.init_cfg.checkpoint"
+        raise CheckpointError(f"{source} does not fit the configuration: {reason}{advice}")
+
+
+def describe_misfit(own: dict[str, Tensor], given: dict[str, Tensor], free: Collection[str] = ()) -> str:
+    """What of a file does not fit a model; empty if all does.
+
+    Args:
+        own: state dict of the model.
+        given: state dict of the file.
+        free: names of layers that need not fit.
+    """
+    own, given = (
+        {key: value for key, value in part.items() if not set(free) & set(key.split("."))} for part in (own, given)
+    )
+    shapes = [
+        f"{printable(key)} is {tuple(value.shape)} in the file and {tuple(own[key].shape)} in the model"
+        for key, value in given.items()
+        if key in own and own[key].shape != value.shape
+    ]
+    if shapes:
+        return "; ".join(shapes[:3])
+    texts = []
+    for keys, text in ((own.keys() - given.keys(), "not in the file"), (given.keys() - own.keys(), "not in the model")):
+        if keys:
+            texts.append(f"{text}: {some(sorted(keys))}")
+    return "; ".join(texts)
 
 
 def _check_startable(checkpoint: MMCheckpoint, source: str) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from wbmm.io.digest import mapped
 from wbmm.io.reader import first_line, safe_load
 from wbmm.io.weights import load_weights
-from wbmm.models.identify import explain_mismatch, identify
+from wbmm.models.identify import Signature, explain_mismatch, identify
 from wbmm.models.released import convert_released
 from wbmm.models.state import CheckpointError, find_state_dict
 from wbmm.text import printable, some
@@ -132,12 +132,25 @@ def load_pretrained(
     if share < LEAST_MATCH or len(matched) < len(present) or (seen is not None and seen.form != "training"):
         raise CheckpointError(
             f"{path}: {len(matched)} of the backbone's {len(own)} tensors match; {LEAST_MATCH:.0%} must, and none "
-            f"may be of another shape. {explain_mismatch(backbone, state_dict)}"
+            f"may be of another shape{_first_odd(present, matched, state_dict, own)}. "
+            f"{explain_mismatch(backbone, state_dict)}{_arch_to_set(seen)}"
         )
     interpolated = {key for key in own if resize_tables and key.endswith("local_table")}  # from zero, where missing
     fresh = {k: v for k, v in backbone.state_dict().items() if k not in matched and k not in interpolated}
     load_weights(backbone, {**{key: state_dict[key] for key in matched}, **fresh}, resize_tables=resize_tables)
     return match_report(path, matched, own, state_dict)
+
+
+def _first_odd(present: list[str], matched: list[str], given: dict[str, Tensor], own: dict[str, Tensor]) -> str:
+    key = next((key for key in present if key not in matched), None)
+    if key is None:
+        return ""
+    return f" ({key} is {tuple(given[key].shape)} in the file and {tuple(own[key].shape)} in the backbone)"
+
+
+def _arch_to_set(seen: Signature | None) -> str:
+    names = seen.names() if seen is not None and seen.form == "training" else []
+    return f"\nIn a configuration: model.backbone.arch={names[0]!r}." if names else ""
 
 
 def read_weights(path: Path, prefix: str | None) -> dict[str, Tensor]:

@@ -1,6 +1,8 @@
 """Training and testing of segmentors and detectors through mmengine's runner, as a command line says."""
 
 import argparse
+import difflib
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,11 +15,12 @@ from mmengine.runner import Runner
 
 from .build import build_model, load_config, prepare_device
 from .check_data import check_detection_data, check_segmentation_data, follow_ignore_index
-from .loading import check_load_from, prepare_resume, use_safe_reader
+from .loading import check_fits, check_load_from, prepare_resume, use_safe_reader
 
 __all__ = [
     "add_test_arguments",
     "add_train_arguments",
+    "check_keys",
     "multi_scale_pipeline",
     "run_testing",
     "run_training",
@@ -26,6 +29,12 @@ __all__ = [
     "use_amp",
 ]
 
+# What the runner and we read of a configuration, and the usual names of pipelines.
+KNOWN_KEYS = {
+    *inspect.signature(Runner).parameters,
+    *("custom_imports", "default_scope", "env_cfg", "log_level", "model_wrapper_cfg", "tta_model", "tta_ratios"),
+    *(f"{part}_pipeline" for part in ("train", "val", "test", "tta")),
+}
 LAUNCHERS = ("none", "pytorch", "slurm", "mpi")
 SCOPES = {"seg": "mmseg", "det": "mmdet"}
 TTA_RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # the paper's, where the configuration names none
@@ -75,6 +84,8 @@ def run_training(extra: str, args: argparse.Namespace) -> Runner:
     track(cfg, args.track)
     texts += [_PREPARE[extra](cfg), prepare_device(cfg)]
     runner = Runner.from_cfg(cfg)
+    if cfg.get("load_from"):
+        check_fits(getattr(runner.model, "module", runner.model), cfg.load_from, cfg.resume)
     for text in filter(None, texts):
         print_log(text, logger="current")
     runner.train()
@@ -114,6 +125,7 @@ def run_testing(extra: str, args: argparse.Namespace) -> dict:
 def _configure(args: argparse.Namespace) -> Config:
     """The configuration with the command line's changes, its work folder and its launcher."""
     cfg = load_config(args.config, args.cfg_options)
+    check_keys(cfg)
     if args.data_root is not None:
         set_data_root(cfg, args.data_root)
     if args.work_dir is not None:
@@ -123,6 +135,14 @@ def _configure(args: argparse.Namespace) -> Config:
     torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     cfg.launcher = args.launcher or ("pytorch" if torchrun else "none")
     return cfg
+
+
+def check_keys(cfg: Config) -> None:
+    """Raises on a top-level key that is nearly one of mmengine's; any other name may be a variable of the file."""
+    for key in cfg:
+        near = difflib.get_close_matches(key, KNOWN_KEYS, n=1, cutoff=0.88)
+        if near and key not in KNOWN_KEYS:
+            raise ValueError(f"{cfg.filename}: unknown key {key!r}; did you mean {near[0]!r}?")
 
 
 def set_data_root(cfg: Config, root: str) -> None:
