@@ -18,6 +18,7 @@ from tests.mm.shapes import write_config, write_shapes
 from wbmm import cli
 from wbmm.mm import register as hooks
 from wbmm.mm.build import build_segmentor, load_config
+from wbmm.mm.check_data import check_segmentation_data
 from wbmm.mm.loading import CLASSIFIERS, describe_misfit
 from wbmm.mm.mm_checkpoint import MMCheckpoint, read_checkpoint
 from wbmm.mm.runner import multi_scale_pipeline, run_testing
@@ -136,6 +137,13 @@ def test_scales_of_multi_scale_testing_follow_the_test_pipeline(config):
     assert scales == "x0.5"
     cfg.tta_pipeline = [{"type": "LoadImageFromFile"}]
     assert multi_scale_pipeline(cfg)[0] == cfg.tta_pipeline
+
+
+def test_annotations_of_two_sets_in_one_folder(config):
+    expected = "data: 8 images for train, 2 images for val, 150 classes"
+    assert check_segmentation_data(load_config(config)) == expected
+    shared = {"val_dataloader.dataset.data_prefix.seg_map_path": "annotations/training"}
+    assert check_segmentation_data(load_config(config, shared)) == expected
 
 
 def own_data(tmp_path, data, ignored):

@@ -68,19 +68,22 @@ def check_segmentation_data(cfg: Config) -> str:
     Raises a `ValueError` with the first thing wrong. Data sets wrapped in others are left to mmengine.
     """
     num_classes = cfg.model.decode_head.num_classes
+    sets = {part: cfg[f"{part}_dataloader"].dataset for part in ("train", "val") if cfg.get(f"{part}_dataloader")}
+    sets = {part: dataset for part, dataset in sets.items() if "data_prefix" in dataset}
+    folders = [
+        Path(dataset.get("data_root") or "", dataset["data_prefix"].get("seg_map_path", ""))
+        for dataset in sets.values()
+    ]
+    own_folders = len(set(folders)) == len(folders)
     counts = []
-    for part in ("train_dataloader", "val_dataloader"):
-        if cfg.get(part) is None or "data_prefix" not in cfg[part].dataset:
-            continue
+    for part, dataset in sets.items():
         with DefaultScope.overwrite_default_scope("mmseg"):
-            counts.append(
-                f"{_check_segmentation_set(cfg[part].dataset, num_classes)} for {part.removesuffix('_dataloader')}"
-            )
+            counts.append(f"{_check_segmentation_set(dataset, num_classes, own_folders)} images for {part}")
     return f"data: {', '.join(counts)}, {num_classes} classes"
 
 
-def _check_segmentation_set(config: dict, num_classes: int) -> int:
-    """How many images there are."""
+def _check_segmentation_set(config: dict, num_classes: int, own_folder: bool) -> int:
+    """How many images there are; with `own_folder`, no other data set has its annotations beside these."""
     root, prefix = Path(config.get("data_root") or ""), config["data_prefix"]
     for key in ("img_path", "seg_map_path"):
         folder = root / prefix.get(key, "")
@@ -105,7 +108,8 @@ def _check_segmentation_set(config: dict, num_classes: int) -> int:
             f"{len(missing)} of {len(infos)} images have no annotation; the first is {missing[0]['img_path']}, "
             f"for which {missing[0]['seg_map_path']} is missing"
         )
-    _check_lone_masks(root / prefix["seg_map_path"], dataset, infos)
+    if own_folder and not os.path.isfile(dataset.ann_file or ""):  # which lists a part of the folder
+        _check_lone_masks(root / prefix["seg_map_path"], dataset, infos)
     for info in infos[:: max(1, len(infos) // SAMPLE)]:
         labels = np.asarray(Image.open(info["seg_map_path"]))
         check_labels(labels, info["seg_map_path"], num_classes, dataset.ignore_index, dataset.reduce_zero_label)
@@ -113,9 +117,7 @@ def _check_segmentation_set(config: dict, num_classes: int) -> int:
 
 
 def _check_lone_masks(folder: Path, dataset, infos: list[dict]) -> None:
-    """Raises if annotations have no image, where the data set is everything that the folders hold."""
-    if dataset.ann_file and os.path.isfile(dataset.ann_file):
-        return
+    """Raises if an annotation has no image."""
     known = {os.path.realpath(info["seg_map_path"]) for info in infos}
     masks = sorted(folder.rglob(f"*{dataset.seg_map_suffix}"))
     lone = [mask for mask in masks if os.path.realpath(mask) not in known]

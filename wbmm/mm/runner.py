@@ -29,12 +29,13 @@ __all__ = [
     "use_amp",
 ]
 
-# What the runner and we read of a configuration, and the usual names of pipelines.
+# What the runner and we read of a configuration.
 KNOWN_KEYS = {
     *inspect.signature(Runner).parameters,
-    *("custom_imports", "default_scope", "env_cfg", "log_level", "model_wrapper_cfg", "tta_model", "tta_ratios"),
-    *(f"{part}_pipeline" for part in ("train", "val", "test", "tta")),
+    *("custom_imports", "default_scope", "env_cfg", "log_level", "model_wrapper_cfg"),
+    *("tta_model", "tta_pipeline", "tta_ratios"),
 }
+PIPELINES = {"train_pipeline", "val_pipeline", "test_pipeline"}  # usual variables, which look like tta_pipeline
 LAUNCHERS = ("none", "pytorch", "slurm", "mpi")
 SCOPES = {"seg": "mmseg", "det": "mmdet"}
 TTA_RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # the paper's, where the configuration names none
@@ -140,8 +141,10 @@ def _configure(args: argparse.Namespace) -> Config:
 def check_keys(cfg: Config) -> None:
     """Raises on a top-level key that is nearly one of mmengine's; any other name may be a variable of the file."""
     for key in cfg:
+        if key.rstrip("_0123456789") in KNOWN_KEYS | PIPELINES:
+            continue
         near = difflib.get_close_matches(key, KNOWN_KEYS, n=1, cutoff=0.88)
-        if near and key not in KNOWN_KEYS:
+        if near:
             raise ValueError(f"{cfg.filename}: unknown key {key!r}; did you mean {near[0]!r}?")
 
 
