@@ -17,7 +17,7 @@ from tests.mm.released import released_names
 from tests.mm.shapes import write_config, write_shapes
 from wbmm import cli
 from wbmm.mm import register as hooks
-from wbmm.mm.build import build_segmentor, load_config
+from wbmm.mm.build import build_segmentor, load_mm_config
 from wbmm.mm.check_data import check_segmentation_data
 from wbmm.mm.loading import CLASSIFIERS, describe_misfit
 from wbmm.mm.mm_checkpoint import MMCheckpoint, read_checkpoint
@@ -126,11 +126,11 @@ def test_single_and_multi_scale_and_fused(trained, config, tmp_path, capsys):
 
 def test_scales_of_multi_scale_testing_follow_the_test_pipeline(config):
     options = {"test_dataloader.dataset.pipeline.1.scale": (96, 48)}
-    pipeline, scales = multi_scale_pipeline(load_config(config, options))
+    pipeline, scales = multi_scale_pipeline(load_mm_config(config, options))
     assert [step["scale"] for step in pipeline[1]["transforms"][0]] == [(96, 48), (120, 60)]
     assert [step[0]["type"] for step in pipeline[1]["transforms"][2:]] == ["LoadAnnotations", "PackSegInputs"]
     assert scales == "(96, 48), (120, 60)"
-    cfg = load_config(config, {"tta_ratios": [0.5]})
+    cfg = load_mm_config(config, {"tta_ratios": [0.5]})
     del cfg.test_dataloader.dataset.pipeline[1]
     pipeline, scales = multi_scale_pipeline(cfg)
     assert pipeline[1]["transforms"][0][0]["scale_factor"] == 0.5
@@ -141,9 +141,9 @@ def test_scales_of_multi_scale_testing_follow_the_test_pipeline(config):
 
 def test_annotations_of_two_sets_in_one_folder(config):
     expected = "data: 8 images for train, 2 images for val, 150 classes"
-    assert check_segmentation_data(load_config(config)) == expected
+    assert check_segmentation_data(load_mm_config(config)) == expected
     shared = {"val_dataloader.dataset.data_prefix.seg_map_path": "annotations/training"}
-    assert check_segmentation_data(load_config(config, shared)) == expected
+    assert check_segmentation_data(load_mm_config(config, shared)) == expected
 
 
 def own_data(tmp_path, data, ignored):
@@ -168,7 +168,7 @@ def test_another_ignored_label(data, tmp_path, capsys):
     assert "label 200 with num_classes=150" in capsys.readouterr().err
     options = ["--cfg-options", "model.decode_head.ignore_index=200", "train_cfg.val_interval=1"]
     assert train_tool("seg", [str(config), "--work-dir", str(tmp_path / "b"), *options]) == 0
-    cfg = load_config(tmp_path / "b" / "own.py")
+    cfg = load_mm_config(tmp_path / "b" / "own.py")
     assert cfg.model.auxiliary_head.ignore_index == cfg.model.data_preprocessor.seg_pad_val == 200
     assert cfg.val_dataloader.dataset.ignore_index == cfg.val_evaluator.ignore_index == 200
     assert [step.get("ignore_index") for step in cfg.train_dataloader.dataset.pipeline][3] == 200
@@ -297,7 +297,7 @@ class TestErrors:
         self.fails(capsys, other, tmp_path / "a", message, "--resume", str(file))
         text = self.fails(capsys, other, tmp_path / "b", message, "--cfg-options", f"load_from={file}")
         assert text.endswith("name the file in model.backbone.init_cfg.checkpoint")
-        own = build_segmentor(load_config(config, {"model.decode_head.num_classes": 149})).state_dict()
+        own = build_segmentor(load_mm_config(config, {"model.decode_head.num_classes": 149})).state_dict()
         given = read_checkpoint(file)["state_dict"]
         assert describe_misfit(own, given).startswith(
             "decode_head.conv_seg.weight is (150, 64, 1, 1) in the file and (149"

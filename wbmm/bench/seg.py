@@ -88,11 +88,11 @@ def configuration(path: str, name: str, letter: str):
         name: the backbone.
         letter: t or s.
     """
-    from wbmm.mm.build import load_config
+    from wbmm.mm.build import load_mm_config
 
     stem, changes = BACKBONES[name]
     changes = {"sync_bn": False, **changes}
-    return load_config(
+    return load_mm_config(
         path.format(stem.format(letter)), {f"model.backbone.{key}": value for key, value in changes.items()}
     )
 

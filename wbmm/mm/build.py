@@ -21,10 +21,10 @@ from .mm_checkpoint import MMCheckpoint, read_checkpoint
 
 __all__ = [
     "build_detector",
-    "build_model",
+    "build_mm_model",
     "build_segmentor",
     "dataset_meta",
-    "load_config",
+    "load_mm_config",
     "prepare_device",
     "without_sync_bn",
 ]
@@ -42,21 +42,21 @@ def build_segmentor(config: str | Path | Config, checkpoint: str | Path | None =
         fuse: `compact` or `dense` to fuse the backbone after loading.
     """
     require("seg")
-    return build_model(config, "mmseg", checkpoint, fuse)
+    return build_mm_model(config, "mmseg", checkpoint, fuse)
 
 
 def build_detector(config: str | Path | Config, checkpoint: str | Path | None = None, fuse: str | None = None):
     """A detector; as `build_segmentor`."""
     require("det")
-    return build_model(config, "mmdet", checkpoint, fuse)
+    return build_mm_model(config, "mmdet", checkpoint, fuse)
 
 
-def build_model(
+def build_mm_model(
     config: str | Path | Config, scope: str, checkpoint: str | Path | None = None, fuse: str | None = None
 ) -> nn.Module:
     """`build_segmentor` and `build_detector` in one, for a scope of mmengine's."""
     use_safe_reader()
-    cfg = load_config(config)
+    cfg = load_mm_config(config)
     without_sync_bn(cfg.model)
     weights = None if checkpoint is None else _read_weights(checkpoint)
     if weights is not None and weights.signature is not None:
@@ -72,7 +72,7 @@ def build_model(
     return model if fuse is None else fuse_model(model, fuse)
 
 
-def load_config(config: str | Path | Config, options: dict | None = None) -> Config:
+def load_mm_config(config: str | Path | Config, options: dict | None = None) -> Config:
     """A copy of a configuration with `options` merged in; a file that cannot be read is a `ValueError`.
 
     A file such as `configs/ade20k/NAME.py` that is not in the current folder is taken from the package.

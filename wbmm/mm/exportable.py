@@ -23,12 +23,12 @@ def open_exportable(config: Path, checkpoint: Path, features: bool = False) -> E
         checkpoint: its weights, loaded strictly.
     """
     try:
-        from .build import build_detector, build_segmentor, load_config
+        from .build import build_detector, build_segmentor, load_mm_config
     except ImportError as error:
         raise ValueError(
             f"--config needs MMSegmentation or MMDetection ({error}): pip install 'wbmm[seg]' or 'wbmm[det]'"
         ) from None
-    cfg = load_config(config)
+    cfg = load_mm_config(config)
     kind = "segmentor" if "decode_head" in cfg.model else "detector"
     build = build_segmentor if kind == "segmentor" else build_detector
     model = build(cfg, checkpoint)

@@ -13,7 +13,7 @@ from mmengine.logging import print_log
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import Runner
 
-from .build import build_model, load_config, prepare_device
+from .build import build_mm_model, load_mm_config, prepare_device
 from .check_data import check_detection_data, check_segmentation_data, follow_ignore_index
 from .loading import check_fits, check_load_from, prepare_resume, use_safe_reader
 
@@ -105,7 +105,7 @@ def run_testing(extra: str, args: argparse.Namespace) -> dict:
     else:
         print_log(check_detection_data(cfg, ["test"]), logger="current")
     prepare_device(cfg)
-    model = build_model(cfg, SCOPES[extra], args.checkpoint, args.fuse)
+    model = build_mm_model(cfg, SCOPES[extra], args.checkpoint, args.fuse)
     form = getattr(model.backbone, "form", args.fuse or "training")
     tta = getattr(args, "tta", False)
     if tta:
@@ -125,7 +125,7 @@ def run_testing(extra: str, args: argparse.Namespace) -> dict:
 
 def _configure(args: argparse.Namespace) -> Config:
     """The configuration with the command line's changes, its work folder and its launcher."""
-    cfg = load_config(args.config, args.cfg_options)
+    cfg = load_mm_config(args.config, args.cfg_options)
     check_keys(cfg)
     if args.data_root is not None:
         set_data_root(cfg, args.data_root)
