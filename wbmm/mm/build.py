@@ -15,7 +15,7 @@ from torch import Tensor
 from wbmm.models.fuse import fuse as fuse_model
 from wbmm.models.state import CheckpointError
 
-from . import require
+from . import register, require  # noqa: F401  (registers the backbones)
 from .loading import describe_misfit, use_safe_reader
 from .mm_checkpoint import MMCheckpoint, read_checkpoint
 
