@@ -2,7 +2,7 @@
 
 import pytest
 
-from wbmm.text import first_line, printable, render_table
+from wbmm.text import first_line, printable, render_table, some
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,14 @@ def test_long_text_is_cut():
     assert printable("a" * 10**6) == "a" * 197 + "..."
     assert printable("a" * 30, limit=10) == "aaaaaaa..."
     assert printable("a" * 200) == "a" * 200
+
+
+def test_some_names():
+    assert some(["a", "b", "c"]) == "a, b, c"
+    assert some(list("abcdefg")) == "a, b, c and 4 more"
+    assert some(list("abc"), most=1) == "a and 2 more"
+    assert some([]) == ""
+    assert some(["\x1b[2J"]) == r"\x1b[2J"
 
 
 def test_cells_of_a_table():

@@ -8,7 +8,7 @@ import platform
 from dataclasses import dataclass
 
 from wbmm.machine import silence_telemetry
-from wbmm.mm.build import MMCV_HELP, check_mmcv_ops
+from wbmm.mm import MMCV_HELP, check_mmcv_ops
 from wbmm.text import render_table
 
 EXAMPLE = "wbmm doctor"

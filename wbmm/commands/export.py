@@ -81,9 +81,9 @@ def _open(args: argparse.Namespace) -> Exportable:
             f"{args.input} is a model's name, not a file with weights; say --random-weights if that is meant"
         )
     if args.config is not None:
-        from wbmm.mm.export import open_mm
+        from wbmm.mm.exportable import open_exportable
 
-        source = open_mm(args.config, path, args.features)
+        source = open_exportable(args.config, path, args.features)
     else:
         model = load_model(path, args.model, args.ema)
         source = source_of(model, model.card, args.features)

@@ -6,6 +6,7 @@ from pathlib import Path
 from wbmm.deploy.reparam import reparam
 from wbmm.io.atomic import check_target
 from wbmm.io.reader import safe_load
+from wbmm.mm.mm_checkpoint import reparam_mm
 from wbmm.models.fuse import FORMS
 
 __all__ = ["EXAMPLE", "add_arguments", "run"]
@@ -31,13 +32,6 @@ def run(args: argparse.Namespace) -> int:
     contents = safe_load(args.input)
     if not (isinstance(contents, dict) and _is_mm(contents)):
         return reparam(args, contents)
-    try:
-        from wbmm.mm.reparam import reparam_mm
-    except ImportError as error:
-        raise ValueError(
-            f"{args.input} is a segmentor's or detector's checkpoint, which needs mmengine ({error}): "
-            "pip install 'wbmm[seg]' or 'wbmm[det]'"
-        ) from None
     return reparam_mm(args, contents)
 
 

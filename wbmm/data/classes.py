@@ -6,9 +6,9 @@ import logging
 import numpy as np
 from torch import Tensor
 
-from wbmm.text import printable
+from wbmm.text import printable, some
 
-from .folders import natural_order, some
+from .folders import natural_order
 from .settings import DataConfig
 from .sources import Source
 
@@ -51,7 +51,9 @@ def _count_classes(cfg: DataConfig, train: Source) -> int:
             f"{train.name(0)}): there is nothing to tell apart; a folder dataset is split/class/image"
         )
     if cfg.num_classes not in (None, classes):
-        found = f"{classes} classes ({some(names)})" if names else f"labels up to {classes - 1}, so {classes} classes"
+        found = (
+            f"{classes} classes ({some(names, 5)})" if names else f"labels up to {classes - 1}, so {classes} classes"
+        )
         hint = "" if names or cfg.num_classes < classes else "; if there are more, name them all in classes.txt"
         raise ValueError(
             f"data.num_classes is {cfg.num_classes}, but the training set has {found}: "
@@ -59,7 +61,7 @@ def _count_classes(cfg: DataConfig, train: Source) -> int:
         )
     if len(present) < classes:
         absent = np.setdiff1d(np.arange(classes), present).tolist()
-        told = some([names[number] if names else str(number) for number in absent])
+        told = some([names[number] if names else str(number) for number in absent], 5)
         _logger.warning("the training set has no image of %d of its %d classes: %s", len(absent), classes, told)
     return classes
 
@@ -101,7 +103,7 @@ def _difference(names: list[str], others: list[str], what: str, other: str) -> s
     place, (left, right) = next((place, pair) for place, pair in enumerate(pairs) if pair[0] != pair[1])
     first = f"number {place} is {left} in {what} and {right} in {other}"
     alone = ((what, sorted(set(names) - set(others))), (other, sorted(set(others) - set(names))))
-    parts = [f"in {where} alone: {some(found)}" for where, found in alone if found]
+    parts = [f"in {where} alone: {some(found, 5)}" for where, found in alone if found]
     if not parts:
         return f"the classes of {what} and {other} are the same in another order: {first}"
     return f"{first}: the classes differ ({'; '.join(parts)})"

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from wbmm.data.mix import BatchMixer
 from wbmm.data.order import hash64
+from wbmm.text import some
 
 from . import checkpoint
 from .batch import BatchPlan
@@ -221,19 +222,15 @@ def skip(run: Run, loss: float, batch: tuple[Tensor, Tensor], micro: int):
         found = gather_objects(nonfinite_layers(run.model, images), run.world)
     layers = list(dict.fromkeys(name for names in found for name in names))
     if layers:
-        cause = f"layers whose activations are not finite, in order: {_some(layers)}"
+        cause = f"layers whose activations are not finite, in order: {some(layers, 8)}"
     elif gradients:
-        cause = f"all activations are finite; gradients that are not: {_some(gradients)}"
+        cause = f"all activations are finite; gradients that are not: {some(gradients, 8)}"
     else:
         cause = "all activations and gradients are finite: the loss itself overflows"
     raise FloatingPointError(
         f"{where}: {what}, after {run.config.max_skips} skipped steps in a row; {cause}. "
         f"The checkpoints in {run.out} are from before this and intact."
     )
-
-
-def _some(names: list[str], count: int = 8) -> str:
-    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
 
 
 def finish_epoch(run: Run, epochs_done: int) -> bool:

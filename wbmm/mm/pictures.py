@@ -1,14 +1,22 @@
-"""Segmentations and detections as pictures: colours, legends, boxes, labels."""
+"""Pictures of segmentations and detections: read one after another, and drawn with colours, legends and boxes."""
 
 import colorsys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 
+from wbmm.data.sources import BadImage, FileSource
 from wbmm.io.atomic import check_target
+from wbmm.progress import progress_bar
 
-__all__ = ["class_colours", "draw_objects", "overlay", "picture_targets"]
+__all__ = ["class_colours", "draw_classes", "draw_objects", "picture_targets", "read_pictures"]
+
+BACKGROUND, TEXT = (24, 24, 28), (240, 240, 240)  # of a legend
+LEAST_WIDTH = 320
+LEAST_SHARE = 0.001  # of the pixels, to be named in the legend
+MASK_OPACITY = 0.45
 
 
 def picture_targets(folder: Path, paths: list[Path], force: bool) -> list[Path]:
@@ -30,9 +38,17 @@ def picture_targets(folder: Path, paths: list[Path], force: bool) -> list[Path]:
     return targets
 
 
-BACKGROUND, TEXT = (24, 24, 28), (240, 240, 240)
-LEAST_WIDTH = 320
-LEAST_SHARE = 0.001  # of the pixels, to be named in the legend
+def read_pictures(source: FileSource) -> Iterator[tuple[int, Image.Image]]:
+    """(number, picture in RGB) of each file that can be read; the others are named, and a bar shows how far it is."""
+    with progress_bar(len(source), "images") as advance:
+        for number in range(len(source)):
+            try:
+                picture = ImageOps.exif_transpose(source.image(number)).convert("RGB")  # as the loader of training does
+            except BadImage as error:
+                print(f"skipped: {error}")
+            else:
+                yield number, picture
+            advance(1)
 
 
 def class_colours(count: int, palette=None) -> np.ndarray:
@@ -45,7 +61,7 @@ def class_colours(count: int, palette=None) -> np.ndarray:
     return np.round(255 * np.array(colours)).astype(np.uint8).reshape(count, 3)
 
 
-def overlay(
+def draw_classes(
     image: Image.Image, labels: np.ndarray, classes: list[str], colours: np.ndarray, opacity: float = 0.6
 ) -> Image.Image:
     """A picture with its classes in colour and, below it, the name and share of each that is there.
@@ -84,9 +100,6 @@ def _with_legend(image: Image.Image, entries: list[tuple[str, tuple]]) -> Image.
     return sheet
 
 
-OPACITY = 0.45
-
-
 def draw_objects(
     image: Image.Image, boxes: np.ndarray, names: list[str], colours: np.ndarray, masks: np.ndarray | None = None
 ) -> Image.Image:
@@ -104,7 +117,7 @@ def draw_objects(
     for i in order if masks is not None else ():
         if masks[i].shape != pixels.shape[:2]:
             raise ValueError(f"a mask of {masks[i].shape} for an image of {pixels.shape[:2]}")
-        pixels[masks[i]] = (1 - OPACITY) * pixels[masks[i]] + OPACITY * colours[i]
+        pixels[masks[i]] = (1 - MASK_OPACITY) * pixels[masks[i]] + MASK_OPACITY * colours[i]
     picture = Image.fromarray(pixels.round().astype(np.uint8))
     pen = ImageDraw.Draw(picture)
     line = max(1, round(min(image.size) / 250))
