@@ -12,6 +12,7 @@ from torch import Tensor
 from wbmm.data.images import photo_batch
 from wbmm.io.card import ModelCard, form_of
 from wbmm.io.files import describe_source, open_checkpoint, write_weights
+from wbmm.io.reader import CheckpointFile
 from wbmm.machine import versions
 from wbmm.models.fuse import fuse
 from wbmm.models.state import CheckpointError
@@ -40,9 +41,9 @@ class Size:
         return [label, form, f"{self.parameters / 1e6:.2f}", f"{self.stored / 1e6:.2f}", f"{self.bytes / 2**20:.1f}"]
 
 
-def reparam(args: argparse.Namespace, contents: object) -> int:
+def reparam(args: argparse.Namespace, file: CheckpointFile) -> int:
     """Fuses the model of a file that has been read, and writes it; 1 if `--check` finds a difference."""
-    model, card = open_checkpoint(args.input, args.model, args.ema, contents=contents)
+    model, card = open_checkpoint(args.input, args.model, args.ema, file=file)
     fused = fuse(model, args.form)
     if form_of(fused) == "training":
         raise CheckpointError(f"{args.input}: there is nothing to fuse in {card.describe()}")

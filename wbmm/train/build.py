@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from wbmm.io.card import read_card
-from wbmm.io.reader import safe_load
+from wbmm.io.reader import read_checkpoint
 from wbmm.io.weights import load_weights, read_state_dict
 from wbmm.models.identify import identify
 from wbmm.models.state import CheckpointError
@@ -74,7 +74,7 @@ def _has_other_classes(value: Tensor, own: Tensor) -> bool:
 
 
 def _source(path: Path) -> str:
-    card = read_card(Path(path), safe_load(path))
+    card = read_card(read_checkpoint(path))
     return f": {card.source['file']}" if card and card.source else ""
 
 

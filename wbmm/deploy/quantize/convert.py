@@ -1,6 +1,5 @@
 """From any file to one in fewer bits: export, choose, convert, run, compare; only then does it get its name."""
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,34 +8,36 @@ from torch import Tensor
 
 from wbmm.deploy.evaluate import classifier
 from wbmm.deploy.export import export_model
-from wbmm.deploy.export.to_openvino import atomic_pair
-from wbmm.deploy.runtime import EXPORTED, need, open_runner
-from wbmm.io.atomic import atomic_path, check_target
+from wbmm.deploy.packages import need
+from wbmm.deploy.runtime import EXPORTED, open_runner
+from wbmm.io.atomic import atomic_model_path, check_model_target
 from wbmm.io.card import ModelCard
 from wbmm.io.files import describe_source, load_model, save_model, write_weights
 from wbmm.models.fuse import fuse
 
 from .calibrate import Calibration
-from .choose import Choice, Layer, choose, match_layers, quality, trial, write
+from .choose import Layer, LayerChoice, choose_layers, match_layers, quality, try_layers, write_converted
 from .with_onnx import Onnx
 from .with_openvino import OpenVino
 
 __all__ = [
     "BACKENDS",
     "PRECISIONS",
+    "Converted",
     "QuantizeError",
-    "Result",
-    "Weights",
+    "Safetensors",
     "check_request",
-    "convert",
+    "convert_precision",
     "float_file",
     "target_of",
 ]
 
+PRECISIONS = ("int8", "fp16", "bf16")
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+LEAST_AGREEMENT = 50.0  # per cent; a file below it is deleted
 
 
-class Weights:
+class Safetensors:
     """What can be done with a model in a safetensors file.
 
     Args:
@@ -67,9 +68,7 @@ def _round(key: str, value: Tensor, dtype: torch.dtype) -> Tensor:
     return rounded
 
 
-BACKENDS = {"openvino": OpenVino, "onnx": Onnx, "safetensors": Weights}
-PRECISIONS = ("int8", "fp16", "bf16")
-LEAST_AGREEMENT = 50.0
+BACKENDS = {"openvino": OpenVino, "onnx": Onnx, "safetensors": Safetensors}
 
 
 class QuantizeError(ValueError):
@@ -77,7 +76,7 @@ class QuantizeError(ValueError):
 
 
 @dataclass
-class Result:
+class Converted:
     """What was written.
 
     Attributes:
@@ -90,7 +89,7 @@ class Result:
     path: Path
     card: ModelCard
     layers: list[Layer]
-    choice: Choice | None
+    choice: LayerChoice | None
 
 
 def check_request(format: str, precision: str, full_range: bool = False) -> None:
@@ -121,9 +120,7 @@ def target_of(source: Path, output: Path | None, format: str, precision: str, fo
         raise ValueError(f"{output}: a file for {format} ends with {suffix}")
     if output.resolve() == source.resolve():
         raise ValueError(f"{output} is the input itself")
-    check_target(output, force)
-    if suffix == ".xml":
-        check_target(output.with_suffix(".bin"), force)
+    check_model_target(output, force)
     return output
 
 
@@ -158,7 +155,7 @@ def _demand_float(path: Path, card: ModelCard) -> None:
         raise ValueError(f"{path} is in {card.dtype} already: give the file in float32 that it was made from")
 
 
-def convert(
+def convert_precision(
     backend,
     precision: str,
     output: Path,
@@ -167,7 +164,7 @@ def convert(
     target: float = 99.0,
     look: bool = False,
     force: bool = False,
-) -> Result:
+) -> Converted:
     """Writes `output`, after running it and comparing it with the float model.
 
     Args:
@@ -188,16 +185,12 @@ def convert(
         layers = backend.layers()
         if not layers:
             raise ValueError(f"{backend.path}: there is no layer to quantise")
-        attempt = trial(backend, calibration.images, calibration.others, reference)
-        choice = choose(layers, attempt, target, match_layers(layers, keep), look)
-    with _atomic(output, force) as temporary:
-        write(backend, precision, temporary, calibration.images, choice.keep if choice else set())
+        attempt = try_layers(backend, calibration.images, calibration.others, reference)
+        choice = choose_layers(layers, attempt, target, match_layers(layers, keep), look)
+    with atomic_model_path(output, force) as temporary:
+        write_converted(backend, precision, temporary, calibration.images, choice.keep if choice else set())
         card = _verify(temporary, calibration.others, reference)
-    return Result(output, card, layers, choice)
-
-
-def _atomic(path: Path, force: bool) -> AbstractContextManager[Path]:
-    return atomic_pair(path, force) if path.suffix == ".xml" else atomic_path(path, force)
+    return Converted(output, card, layers, choice)
 
 
 def _verify(path: Path, images: Tensor, reference: Tensor) -> ModelCard:
