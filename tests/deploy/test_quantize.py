@@ -287,11 +287,11 @@ def test_the_command_prints_one_table(files, images, tmp_path, command, capsys):
 
 
 def test_a_checkpoint_is_fused_first(files, tmp_path, command, capsys):
-    """Without images the photographs that scikit-learn ships are compared on."""
+    """Without images drawn landscapes are compared on."""
     output = tmp_path / "model.safetensors"
     arguments = ("quantize", files["training"], output, "--format", "safetensors", "--precision", "bf16")
     assert command(*arguments) == 0
-    assert "agreement is on scikit-learn's photographs" in capsys.readouterr().out
+    assert "agreement is on drawn landscapes" in capsys.readouterr().out
     assert open_runner(output).card.form == "compact"
 
 

@@ -359,7 +359,7 @@ ORIGINAL = timm.create_model
 def test_missing_packages_are_named(package, suffix, tmp_path, monkeypatch):
     (tmp_path / f"net{suffix}").write_bytes(b"")
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ValueError, match=rf"needs the package {package}: in the checkout, pip install '\.\[export\]'"):
+    with pytest.raises(ValueError, match=rf"needs the package {package}: pip install 'wbmm\[export\]'"):
         open_runner(tmp_path / f"net{suffix}")
 
 

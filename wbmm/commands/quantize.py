@@ -5,7 +5,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from wbmm.data.images import match_classes, no_more_than, open_labelled, photo_batch
+from wbmm.data.images import check_batch, match_classes, no_more_than, open_labelled
 from wbmm.data.sources import Source
 from wbmm.deploy.evaluate import add_data_arguments
 from wbmm.deploy.quantize.calibrate import Calibration, read_calibration
@@ -82,8 +82,8 @@ def _labelled(args: argparse.Namespace, card: ModelCard) -> Source | None:
 def _calibration(args: argparse.Namespace, card: ModelCard) -> Calibration:
     if args.precision == "int8" or args.calib is not None:
         return read_calibration(card, args.calib, args.source, args.calib_split, args.n)
-    photos = photo_batch(card)
-    return Calibration(photos, photos, False, "scikit-learn's photographs")
+    pictures, what = check_batch(card)
+    return Calibration(pictures, pictures, False, what)
 
 
 def _explain(choice: LayerChoice, layers: list[Layer], args: argparse.Namespace) -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from wbmm.data.images import photo_batch
+from wbmm.data.images import check_batch
 from wbmm.io.card import ModelCard, form_of
 from wbmm.io.files import describe_source, open_checkpoint, write_weights
 from wbmm.io.reader import CheckpointFile
@@ -49,7 +49,7 @@ def reparam(args: argparse.Namespace, file: CheckpointFile) -> int:
         raise CheckpointError(f"{args.input}: there is nothing to fuse in {card.describe()}")
     state_dict = store(fused.state_dict(), args.half)
     fused.load_state_dict(state_dict)  # what the file will hold, rounded if it is in half precision
-    if args.check and not _agree(model, fused, photo_batch(card, args.images), args):
+    if args.check and not _agree(model, fused, card, args):
         return 1
     new = card.replace(
         form=args.form,
@@ -74,11 +74,12 @@ def store(state_dict: dict[str, Tensor], half: bool) -> dict[str, Tensor]:
 
 
 @torch.inference_mode()
-def _agree(model: nn.Module, fused: nn.Module, images: Tensor, args: argparse.Namespace) -> bool:
-    """Whether both forms agree on the photographs at their size, and at another one that fills no window."""
+def _agree(model: nn.Module, fused: nn.Module, card: ModelCard, args: argparse.Namespace) -> bool:
+    """Whether both forms agree on pictures at the model's size, and at another one that fills no window."""
+    images, what = check_batch(card, args.images)
     agree = True
     for batch in (images, images[:2, ..., : images.shape[-2] - 3, : images.shape[-1] - 5]):
-        agree &= report_difference(model(batch), fused(batch), f"{tuple(batch.shape)}", args)
+        agree &= report_difference(model(batch), fused(batch), f"{what} {tuple(batch.shape)}", args)
     return agree
 
 
@@ -89,7 +90,7 @@ def report_difference(expected: Tensor, got: Tensor, what: str, args: argparse.N
     tolerance = args.tolerance or TOLERANCE[torch.float16 if args.half else torch.float32]
     good = difference <= tolerance * scale  # false for NaN too
     allowed = f"allowed {tolerance * scale:.2e}"
-    text = f"photographs {what}: outputs up to {scale:.3g} differ by at most {difference:.2e}, {allowed}"
+    text = f"{what}: outputs up to {scale:.3g} differ by at most {difference:.2e}, {allowed}"
     print(text if good else f"{text}: NOT written", file=sys.stdout if good else sys.stderr)
     return good
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from wbmm.data.images import photo_batch
+from wbmm.data.images import check_batch
 from wbmm.deploy.reparam import HEADERS, report_difference, store
 from wbmm.io.atomic import atomic_path
 from wbmm.io.card import MOST_CHANNELS, ModelCard, check_args, versions
@@ -225,12 +225,11 @@ def reparam_mm(args: argparse.Namespace, contents: dict) -> int:
 
 @torch.inference_mode()
 def _agree(contents: dict, fused: dict, args: argparse.Namespace) -> bool:
-
-    images = photo_batch(ModelCard(model="backbone", input_size=CHECK_SIZE), args.images, count=2)
+    images, what = check_batch(ModelCard(model="backbone", input_size=CHECK_SIZE), args.images, count=2)
     before, after = (build_backbone(part)(images) for part in (contents, fused))
     agree = True
     for i, (expected, got) in enumerate(zip(before, after, strict=True)):
-        agree &= report_difference(expected, got, f"{tuple(images.shape)}, map {i}", args)
+        agree &= report_difference(expected, got, f"{what} {tuple(images.shape)}, map {i}", args)
     return agree
 
 
