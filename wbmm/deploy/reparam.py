@@ -13,12 +13,13 @@ from wbmm.data.images import check_batch
 from wbmm.io.card import ModelCard, form_of
 from wbmm.io.files import describe_source, open_checkpoint, write_weights
 from wbmm.io.reader import CheckpointFile
+from wbmm.io.weights import round_weights
 from wbmm.machine import versions
 from wbmm.models.fuse import fuse
 from wbmm.models.state import CheckpointError
 from wbmm.text import printable, render_table
 
-__all__ = ["Size", "reparam", "report_difference", "store"]
+__all__ = ["Size", "reparam", "report_difference"]
 
 HEADERS = ("", "form", "parameters M", "stored M", "file MB")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-2}
@@ -47,7 +48,9 @@ def reparam(args: argparse.Namespace, file: CheckpointFile) -> int:
     fused = fuse(model, args.form)
     if form_of(fused) == "training":
         raise CheckpointError(f"{args.input}: there is nothing to fuse in {card.describe()}")
-    state_dict = store(fused.state_dict(), args.half)
+    state_dict = fused.state_dict()
+    if args.half:
+        state_dict = round_weights(state_dict, torch.float16, "leave --half out")
     fused.load_state_dict(state_dict)  # what the file will hold, rounded if it is in half precision
     if args.check and not _agree(model, fused, card, args):
         return 1
@@ -60,17 +63,6 @@ def reparam(args: argparse.Namespace, file: CheckpointFile) -> int:
     write_weights(state_dict, new, args.output, args.force)
     _report(model, card, args.input, fused, new, args.output)
     return 0
-
-
-def store(state_dict: dict[str, Tensor], half: bool) -> dict[str, Tensor]:
-    """The tensors of a file, in half precision if asked; one that would overflow there is an error."""
-    if not half:
-        return state_dict
-    stored = {key: value.half() if value.is_floating_point() else value for key, value in state_dict.items()}
-    lost = [key for key, value in stored.items() if value.is_floating_point() and not value.isfinite().all()]
-    if lost:
-        raise ValueError(f"--half: {lost[0]} has values above 65504, which float16 does not hold; leave --half out")
-    return stored
 
 
 @torch.inference_mode()

@@ -14,7 +14,7 @@ from wbmm.ops import resize_table
 
 from .reader import safe_load
 
-__all__ = ["load_converted", "load_weights", "read_state_dict"]
+__all__ = ["load_converted", "load_weights", "read_state_dict", "round_weights"]
 
 
 def read_state_dict(path: str | Path, ema: bool = True) -> dict[str, Tensor]:
@@ -59,6 +59,17 @@ def load_converted(
     except RuntimeError as error:
         raise CheckpointError(f"{where or 'the state dict'} does not fit the model. {error}") from None
     return model
+
+
+def round_weights(state_dict: dict[str, Tensor], dtype: torch.dtype, advice: str) -> dict[str, Tensor]:
+    """The state dict with its floating-point tensors in a smaller type; if one would overflow, an error with advice."""
+    rounded = {key: value.to(dtype) if value.is_floating_point() else value for key, value in state_dict.items()}
+    lost = [key for key, value in rounded.items() if value.is_floating_point() and not value.isfinite().all()]
+    if lost:
+        most = torch.finfo(dtype).max
+        kind = str(dtype).removeprefix("torch.")
+        raise ValueError(f"{lost[0]} has values above {most:.0f}, which {kind} does not hold: {advice}")
+    return rounded
 
 
 def _check_kinds(state_dict: dict[str, Tensor], model: nn.Module) -> None:

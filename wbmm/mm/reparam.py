@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from wbmm.data.images import check_batch
-from wbmm.deploy.reparam import HEADERS, report_difference, store
+from wbmm.deploy.reparam import HEADERS, report_difference
 from wbmm.io.atomic import atomic_path
 from wbmm.io.card import MOST_CHANNELS, ModelCard, check_args, versions
 from wbmm.io.files import describe_source, to_pth
 from wbmm.io.reader import METADATA_KEY
+from wbmm.io.weights import round_weights
 from wbmm.models.fuse import fuse
 from wbmm.models.identify import Signature, identify
 from wbmm.models.pattern import StageWindow
@@ -201,7 +202,8 @@ def reparam_mm(args: argparse.Namespace, contents: dict) -> int:
         fused, report = fuse_mm_checkpoint(contents, args.form)
     except CheckpointError as error:
         raise CheckpointError(f"{args.input}: {error}") from None
-    fused["state_dict"] = store(fused["state_dict"], args.half)
+    if args.half:
+        fused["state_dict"] = round_weights(fused["state_dict"], torch.float16, "leave --half out")
     if args.check and not _agree(contents, fused, args):
         return 1
     card = ModelCard(

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from wbmm import layers
 from wbmm.layers import Block, FeedForward, FusedBlock, FusedFeedForward, SqueezeExcite
-from wbmm.models import WBMM
+
+from .wbmm import WBMM
 
 __all__ = ["PlainBlock", "PlainFusedBlock", "PlainNet", "plain_conv", "plain_mixer", "to_plain"]
 

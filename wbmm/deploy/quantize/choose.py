@@ -12,6 +12,7 @@ from torch import Tensor
 
 from wbmm.deploy.runtime import open_runner
 from wbmm.io.reader import first_line
+from wbmm.progress import Advance
 
 __all__ = [
     "FOLLOWS",
@@ -151,8 +152,8 @@ def write_converted(
         ) from error
 
 
-def try_layers(backend, calibration: Tensor, images: Tensor, reference: Tensor) -> Try:
-    """A function from the layers to keep to the quality of the rest quantised, on `images`."""
+def try_layers(backend, calibration: Tensor, images: Tensor, reference: Tensor, advance: Advance) -> Try:
+    """A function from the layers to keep to the quality of the rest quantised, on `images`; each call advances."""
 
     def attempt(keep: set[str]) -> Quality:
         with tempfile.TemporaryDirectory() as folder:
@@ -162,6 +163,8 @@ def try_layers(backend, calibration: Tensor, images: Tensor, reference: Tensor) 
                 return quality(open_runner(path)(images), reference)
             except ValueError:  # a runtime may load a file and have no kernel for a layer of it
                 return USELESS
+            finally:
+                advance(1)
 
     return attempt
 

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from wbmm.deploy.evaluate import classifier
@@ -12,63 +11,30 @@ from wbmm.deploy.packages import need
 from wbmm.deploy.runtime import EXPORTED, open_runner
 from wbmm.io.atomic import atomic_model_path, check_model_target
 from wbmm.io.card import ModelCard
-from wbmm.io.files import describe_source, load_model, save_model, write_weights
+from wbmm.io.files import describe_source, load_model, save_model
 from wbmm.models.fuse import fuse
+from wbmm.progress import progress_bar
 
 from .calibrate import Calibration
 from .choose import Layer, LayerChoice, choose_layers, match_layers, quality, try_layers, write_converted
 from .with_onnx import Onnx
 from .with_openvino import OpenVino
+from .with_safetensors import Safetensors
 
 __all__ = [
     "BACKENDS",
     "PRECISIONS",
     "Converted",
     "QuantizeError",
-    "Safetensors",
     "check_request",
     "convert_precision",
     "float_file",
     "target_of",
 ]
 
-PRECISIONS = ("int8", "fp16", "bf16")
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-LEAST_AGREEMENT = 50.0  # per cent; a file below it is deleted
-
-
-class Safetensors:
-    """What can be done with a model in a safetensors file.
-
-    Args:
-        path: the file.
-        card: its card.
-    """
-
-    suffix = ".safetensors"
-    runtime = "PyTorch"
-    packages = ("safetensors",)
-
-    def __init__(self, path: Path, card: ModelCard) -> None:
-        self.path, self.card = path, card
-
-    def convert(self, precision: str, path: Path) -> None:
-        """Writes the weights rounded to fp16 or bf16."""
-        dtype = DTYPES[precision]
-        state_dict = {key: _round(key, value, dtype) for key, value in load_model(self.path).state_dict().items()}
-        write_weights(state_dict, self.card.replace(dtype=str(dtype).removeprefix("torch.")), path, force=True)
-
-
-def _round(key: str, value: Tensor, dtype: torch.dtype) -> Tensor:
-    if not value.is_floating_point():
-        return value
-    rounded = value.to(dtype)
-    if not rounded.isfinite().all():
-        raise ValueError(f"{key} has values above 65504, which float16 does not hold: take --precision bf16")
-    return rounded
-
-
 BACKENDS = {"openvino": OpenVino, "onnx": Onnx, "safetensors": Safetensors}
+PRECISIONS = ("int8", "fp16", "bf16")
+LEAST_AGREEMENT = 50.0  # per cent; a file below it is deleted
 
 
 class QuantizeError(ValueError):
@@ -185,8 +151,10 @@ def convert_precision(
         layers = backend.layers()
         if not layers:
             raise ValueError(f"{backend.path}: there is no layer to quantise")
-        attempt = try_layers(backend, calibration.images, calibration.others, reference)
-        choice = choose_layers(layers, attempt, target, match_layers(layers, keep), look)
+        kept = match_layers(layers, keep)
+        with progress_bar(None, f"INT8 files tried in {backend.runtime}") as advance:
+            attempt = try_layers(backend, calibration.images, calibration.others, reference, advance)
+            choice = choose_layers(layers, attempt, target, kept, look)
     with atomic_model_path(output, force) as temporary:
         write_converted(backend, precision, temporary, calibration.images, choice.keep if choice else set())
         card = _verify(temporary, calibration.others, reference)

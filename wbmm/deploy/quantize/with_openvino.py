@@ -2,9 +2,7 @@
 
 import logging
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from torch import Tensor
@@ -56,7 +54,7 @@ class OpenVino:
         model = read_openvino(self.path)
         # Shortcuts, norms, gates and GRN stay in float, where NNCF would quantise their sums and squares as well.
         kept = [node.get_friendly_name() for node in model.get_ordered_ops() if _is_elementwise(node)]
-        with _bars_on_terminals():
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # its bars would be drawn into ours
             model = nncf.quantize(
                 model,
                 nncf.Dataset([image[None].numpy() for image in images]),
@@ -122,14 +120,3 @@ def _is_constant(node) -> bool:
     if node.get_type_name() not in _FOLDED:
         return False
     return all(_is_constant(node.input_value(i).get_node()) for i in range(node.get_input_size()))
-
-
-@contextmanager
-def _bars_on_terminals() -> Iterator[None]:
-    """NNCF's progress bars on a terminal's standard error, and nowhere else."""
-    if sys.stderr.isatty():
-        with redirect_stdout(sys.stderr):
-            yield
-        return
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        yield

@@ -126,11 +126,13 @@ class Streams:
         try:
             for image, request in zip(images, cycle(self.many)):
                 if len(running) == len(self.many):  # this request is the one that has run for longest
-                    yield _finish(running.popleft())
+                    yield _finish(running[0])
+                    running.popleft()
                 request.start_async([image.numpy()])
                 running.append(request)
             while running:
-                yield _finish(running.popleft())
+                yield _finish(running[0])
+                running.popleft()
         finally:
             for request in running:  # after an error: a request that still runs could not be started again
                 request.wait()
