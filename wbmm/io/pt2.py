@@ -29,6 +29,7 @@ from wbmm.models.state import CheckpointError
 from wbmm.text import printable
 
 from .digest import DAMAGED, digest_of_parts
+from .reader import first_line
 
 __all__ = ["DIGEST_PART", "OPERATORS", "Parts", "check_archive", "check_sizes", "read_parts"]
 
@@ -162,8 +163,7 @@ _ADVICE = "take one of `wbmm export`"
 
 
 def _unreadable(path: str | Path, error: Exception) -> CheckpointError:
-    reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-    return CheckpointError(f"{path}: not a readable torch.export file, perhaps truncated ({printable(reason)})")
+    return CheckpointError(f"{path}: not a readable torch.export file, perhaps truncated ({first_line(error)})")
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], size: int) -> None:
@@ -326,7 +326,7 @@ def check_sizes(program: torch.export.ExportedProgram, path: str | Path, image: 
         try:
             _Sizes(program.graph_module).run(*inputs)
         except _Strange as strange:
-            reason = str(strange).splitlines()[0]  # the interpreter adds where it was
+            reason = first_line(strange)  # the interpreter adds where it was
             raise CheckpointError(f"{path}: refused, since {reason}; {MOST_ELEMENTS} are allowed") from None
 
 
