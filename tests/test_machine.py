@@ -30,14 +30,15 @@ from pathlib import Path
 from wbmm.io.card import ModelCard
 from wbmm.deploy.export import to_openvino
 from wbmm.deploy.quantize.with_openvino import OpenVino
-from wbmm.deploy.runtime import need, open_runner
+from wbmm.deploy.packages import need
+from wbmm.deploy.runtime import open_runner
 
 openvino, folder = need("openvino"), Path(sys.argv[1])
 card = ModelCard(model="wbmm_a", num_classes=4, input_size=(3, 16, 16))
 net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()).eval()
 images = torch.randn(2, 3, 16, 16)
 model = openvino.convert_model(net, example_input=images[:1], input=(1, 3, 16, 16))
-to_openvino.save(model, card, folder / "net.xml")
+to_openvino.save_openvino(model, card, folder / "net.xml")
 OpenVino(folder / "net.xml", card).quantize(images, set(), folder / "int8.xml")
 assert open_runner(folder / "int8.xml")(images).shape == (2, 4)
 

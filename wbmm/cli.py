@@ -17,7 +17,7 @@ COMMANDS = {
         "wbmm.commands.export",
         "a checkpoint to ONNX, OpenVINO or torch.export, checked in its own runtime",
     ),
-    "quantize": ("wbmm.deploy.quantize.quantize", "a checkpoint to INT8 or half precision, with accuracy and latency"),
+    "quantize": ("wbmm.commands.quantize", "a checkpoint to INT8 or half precision, with accuracy and latency"),
     "predict": ("wbmm.deploy.predict", "classes of images, from any form of a model file"),
     "eval": ("wbmm.deploy.evaluate", "accuracy on a labelled folder, of any form of a model file"),
     "segment": ("wbmm.mm.segment", "pictures with the classes of their pixels in colour, and a legend"),

@@ -16,6 +16,7 @@ __all__ = [
     "check_device",
     "machine_facts",
     "measured_line",
+    "processor",
     "set_precision",
     "silence_telemetry",
     "versions",
@@ -24,7 +25,7 @@ __all__ = [
 
 def machine_facts(device: str = "cpu") -> dict[str, str]:
     """Device, threads, versions and date, as columns of a CSV."""
-    name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else _processor()
+    name = torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else processor()
     return {
         "device": device,
         "machine": name,
@@ -42,7 +43,8 @@ def measured_line(facts: dict[str, str]) -> str:
     return f"Measured: {threads}{facts['machine']}, {facts['date']}; {found}."
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The name of the CPU."""
     info = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.is_file() else None
     return found.group(1) if found else platform.processor() or platform.machine()
@@ -84,13 +86,10 @@ def silence_telemetry() -> None:
         loaded.main.TelemetrySender.send = lambda *_: None
 
 
-_PACKAGES = ("torch", "timm")
-
-
 def versions(*packages: str) -> dict[str, str]:
     """Versions of this package, Python, torch, timm and `packages`, as far as they are installed."""
     found = {"wbmm": __version__, "python": platform.python_version()}
-    for name in (*_PACKAGES, *packages):
+    for name in ("torch", "timm", *packages):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -111,7 +111,7 @@ def test_compiled(capsys):
     ("argv", "reason"),
     [
         (["wbmm_a:sparse"], "form 'sparse' is none of training, compact, dense, plain, plain-training"),
-        (["test_convnext:plain"], "the straightforward layout is of the WBMM family alone"),
+        (["test_convnext:plain"], "the reference implementation is of the WBMM family alone"),
         (["wbmm_q"], "timm knows no model 'wbmm_q'"),
         (["wbmm_a", "--batch", "0"], "--batch [0]"),
         (["wbmm_a", "--pause", "-1"], "--pause -1.0"),

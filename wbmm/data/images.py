@@ -1,4 +1,4 @@
-"""Images for a model, read as its card says: labelled sets, batches, and photographs for comparisons."""
+"""Images for a model, read as its card says: labelled sets, batches, and pictures for comparisons."""
 
 import logging
 import stat
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -17,17 +16,18 @@ from wbmm.io.card import ModelCard
 from .classes import in_order_of
 from .folders import SUFFIXES, SYNONYMS, list_images
 from .loader import WORKER_TIMEOUT_S
+from .pictures import draw_landscape
 from .settings import DataConfig
 from .sources import ArraySource, BadImage, FileSource, Source, Subset, first_of_each_class, open_source
 
 __all__ = [
     "Batch",
     "batches",
+    "check_batch",
     "find_images",
     "match_classes",
     "no_more_than",
     "open_labelled",
-    "photo_batch",
 ]
 
 NEEDS_NO_FOLDER = ("digits", "hfds")
@@ -169,31 +169,15 @@ def _collate(samples: list) -> Batch:
     )
 
 
-def photo_batch(card: ModelCard, folder: Path | None = None, count: int = 8) -> Tensor:
-    """`[count, C, H, W]`: images of a folder, or crops of the two photographs that scikit-learn ships."""
+def check_batch(card: ModelCard, folder: Path | None = None, count: int = 8) -> tuple[Tensor, str]:
+    """Images `[N, C, H, W]` to compare two forms of a model on, and what they are in words.
+
+    They are up to `count` images of a folder, or drawn landscapes where there is none.
+    """
+    if folder is None:
+        pictures, what = [draw_landscape(number) for number in range(count)], "drawn landscapes"
+    else:
+        source = FileSource(find_images([folder])[:count])
+        pictures, what = [source.image(index) for index in range(len(source))], f"images of {folder}"
     transform = card.transform()
-    return torch.stack([transform(image) for image in (_from_folder(folder, count) if folder else _crops(count))])
-
-
-def _from_folder(folder: Path, count: int) -> list[Image.Image]:
-    source = FileSource(find_images([folder])[:count])
-    return [source.image(index) for index in range(len(source))]
-
-
-def _crops(count: int) -> list[Image.Image]:
-    """Quarters and the whole of each photograph, then the same mirrored."""
-    try:
-        from sklearn.datasets import load_sample_images
-    except ImportError as error:
-        raise ImportError(
-            "the photographs for this check come with scikit-learn: pip install 'wbmm[train]', "
-            "or give a folder of your own (--images DIR)"
-        ) from error
-    photos = [Image.fromarray(array) for array in load_sample_images().images]
-    crops = []
-    for box in ((0, 0, 1, 1), (0, 0, 0.5, 0.5), (0.5, 0, 1, 0.5), (0, 0.5, 0.5, 1), (0.5, 0.5, 1, 1)):
-        for photo in photos:
-            width, height = photo.size
-            crops.append(photo.crop((box[0] * width, box[1] * height, box[2] * width, box[3] * height)))
-    crops += [crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for crop in crops]
-    return crops[:count]
+    return torch.stack([transform(picture) for picture in pictures]), what

@@ -5,10 +5,20 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-__all__ = ["atomic_path", "check_target", "link", "remove_stale", "replacing", "sync", "write_text"]
+__all__ = [
+    "atomic_model_path",
+    "atomic_path",
+    "check_model_target",
+    "check_target",
+    "link",
+    "remove_stale",
+    "replacing",
+    "sync",
+    "write_text",
+]
 
 
 def check_target(path: str | Path, force: bool = False) -> Path:
@@ -57,6 +67,39 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def check_model_target(path: str | Path, force: bool = False) -> None:
+    """`check_target`, for an .xml also of the .bin beside it."""
+    check_target(path, force)
+    if Path(path).suffix == ".xml":
+        check_target(Path(path).with_suffix(".bin"), force)
+
+
+def atomic_model_path(path: Path, force: bool = False) -> AbstractContextManager[Path]:
+    """`atomic_path`, for an .xml also of the .bin beside it."""
+    return _atomic_pair(path, force) if path.suffix == ".xml" else atomic_path(path, force)
+
+
+@contextmanager
+def _atomic_pair(path: Path, force: bool = False) -> Iterator[Path]:
+    """`atomic_path` for an .xml whose .bin is written beside it: the .bin takes its name first, or neither does."""
+    weights = path.with_suffix(".bin")
+    placed = False
+    try:
+        with atomic_path(path, force) as temporary:
+            written = temporary.with_suffix(".bin")
+            try:
+                with atomic_path(weights, force) as temporary_weights:
+                    yield temporary
+                    os.replace(written, temporary_weights)
+                placed = True
+            finally:
+                written.unlink(missing_ok=True)
+    except BaseException:
+        if placed:  # an .xml must never meet weights that are not its own
+            weights.unlink(missing_ok=True)
+        raise
 
 
 def write_text(path: Path, text: str) -> None:

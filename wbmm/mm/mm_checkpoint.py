@@ -9,12 +9,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from wbmm.data.images import photo_batch
-from wbmm.deploy.reparam import HEADERS, Size, report_difference, store
+from wbmm.data.images import check_batch
+from wbmm.deploy.reparam import HEADERS, Size, report_difference
 from wbmm.io.atomic import atomic_path
 from wbmm.io.card import MOST_CHANNELS, ModelCard, check_args
 from wbmm.io.files import describe_source, to_pth
 from wbmm.io.reader import METADATA_KEY, safe_load
+from wbmm.io.weights import round_weights
 from wbmm.machine import versions
 from wbmm.models.fuse import fuse
 from wbmm.models.identify import Signature, identify
@@ -102,7 +103,7 @@ class MMCheckpoint:
             backbone.load_state_dict(self._inner)
         except RuntimeError as error:
             raise CheckpointError(
-                f"the backbone does not fit the configuration inside the checkpoint. {error}"
+                f"the backbone does not fit the configuration inside the checkpoint: {' '.join(str(error).split())}"
             ) from None
         return backbone.eval()
 
@@ -161,7 +162,8 @@ def reparam_mm(args: argparse.Namespace, contents: dict) -> int:
         fused, report = checkpoint.fuse(args.form)
     except CheckpointError as error:
         raise CheckpointError(f"{args.input}: {error}") from None
-    fused["state_dict"] = store(fused["state_dict"], args.half)
+    if args.half:
+        fused["state_dict"] = round_weights(fused["state_dict"], torch.float16, "leave --half out")
     if args.check and not _agree(checkpoint, MMCheckpoint(fused), args):
         return 1
     card = ModelCard(
@@ -186,10 +188,10 @@ def reparam_mm(args: argparse.Namespace, contents: dict) -> int:
 
 @torch.inference_mode()
 def _agree(before: MMCheckpoint, after: MMCheckpoint, args: argparse.Namespace) -> bool:
-    images = photo_batch(ModelCard(model="backbone", input_size=CHECK_SIZE), args.images, count=2)
+    images, what = check_batch(ModelCard(model="backbone", input_size=CHECK_SIZE), args.images, count=2)
     agree = True
     for i, (expected, got) in enumerate(zip(before.backbone(images), after.backbone(images), strict=True)):
-        agree &= report_difference(expected, got, f"{tuple(images.shape)}, map {i}", args)
+        agree &= report_difference(expected, got, f"{what} {tuple(images.shape)}, map {i}", args)
     return agree
 
 

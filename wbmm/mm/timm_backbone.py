@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 import wbmm  # noqa: F401  (registers convnext_tiny_wbmm)
-from wbmm.io.reader import first_line
 from wbmm.models.state import CheckpointError
-from wbmm.text import printable
+from wbmm.text import first_line, printable
 from wbmm.zoo import load_zoo
 
 from .backbone import check_indices, check_init

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from wbmm.io.card import read_card
-from wbmm.io.reader import safe_load
-from wbmm.io.weights import load_weights
+from wbmm.io.reader import CheckpointFile, read_checkpoint
+from wbmm.io.weights import load_converted
 from wbmm.models.identify import identify
 from wbmm.models.released import convert_released
 from wbmm.models.state import CheckpointError, find_state_dict
@@ -59,9 +59,9 @@ def init_weights(model: nn.Module, path: Path, resize_tables: bool = False) -> s
         resize_tables: Interpolate tables of other window sizes.
     """
     try:
-        contents = safe_load(path)
-        state_dict = dict(convert_released(find_state_dict(contents)))
-        _check_trainable(state_dict, contents, path)
+        file = read_checkpoint(path)
+        state_dict = dict(convert_released(find_state_dict(file.contents)))
+        _check_trainable(state_dict, file)
         own = model.state_dict()
         fresh = [
             key
@@ -69,7 +69,7 @@ def init_weights(model: nn.Module, path: Path, resize_tables: bool = False) -> s
             if key in own and (key not in state_dict or _has_other_classes(state_dict[key], own[key]))
         ]
         state_dict.update({key: own[key] for key in fresh})
-        load_weights(model, state_dict, resize_tables=resize_tables)
+        load_converted(model, state_dict, resize_tables)
     except CheckpointError as error:
         text = str(error)
         raise CheckpointError(text if text.startswith(str(path)) else f"{path}: {text}") from None
@@ -77,14 +77,14 @@ def init_weights(model: nn.Module, path: Path, resize_tables: bool = False) -> s
     return f"started from the weights in {path}{head}"
 
 
-def _check_trainable(state_dict: dict[str, Tensor], contents: object, path: Path) -> None:
+def _check_trainable(state_dict: dict[str, Tensor], file: CheckpointFile) -> None:
     seen = identify(state_dict)
     if seen is None or seen.form == "training":
         return
-    card = read_card(Path(path), contents)
+    card = read_card(file)
     source = f": {card.source['file']}" if card and card.source else ""
     raise CheckpointError(
-        f"{path} is fused ({seen.form} form), which cannot be trained: batch norms and branches are folded into "
+        f"{file.path} is fused ({seen.form} form), which cannot be trained: batch norms and branches are folded into "
         f"its weights. Fine-tuning needs the training checkpoint that it was made from{source}"
     )
 

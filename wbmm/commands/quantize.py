@@ -3,139 +3,19 @@
 import argparse
 import sys
 import tempfile
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from wbmm.data.images import match_classes, no_more_than, open_labelled, photo_batch
+from wbmm.data.images import check_batch, match_classes, no_more_than, open_labelled
 from wbmm.data.sources import Source
-from wbmm.deploy.evaluate import Outputs, add_data_arguments, collect, top
-from wbmm.deploy.runtime import open_runner
+from wbmm.deploy.evaluate import add_data_arguments
+from wbmm.deploy.quantize.calibrate import Calibration, read_calibration
+from wbmm.deploy.quantize.choose import GROUPS, Layer, LayerChoice, Quality
+from wbmm.deploy.quantize.convert import BACKENDS, PRECISIONS, check_request, convert_precision, float_file, target_of
+from wbmm.deploy.quantize.measure import HEADERS, ComparisonImages, measure_files
 from wbmm.io.card import ModelCard
 from wbmm.text import render_table
-from wbmm.timing import time_interleaved
 
-from .calibrate import Calibration, read_calibration
-from .choose import GROUPS, Choice, Layer, Quality, quality
-from .pipeline import BACKENDS, PRECISIONS, check_request, convert, float_file, target_of
-
-__all__ = [
-    "EXAMPLE",
-    "HEADERS",
-    "Measured",
-    "Trial",
-    "add_arguments",
-    "file_size",
-    "measure",
-    "run",
-    "sensitivity_table",
-]
-
-HEADERS = ("form", "file", "MB", "images", "top-1 %", "same top-1 as float32 %", "ms an image", "speed to float32")
-
-PAUSE_S = 0.05  # the threads of one runtime spin for a while after a call, and would slow the next one down
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One form of a model.
-
-    Attributes:
-        file: its name.
-        bytes: of the file.
-        images: how many it was tried on.
-        top1: per cent, None without labels.
-        agreement: with the first form, per cent of images.
-        noise: of the logits, relative to their spread.
-        seconds: for one image; the median.
-        speed: as a ratio to the first form.
-    """
-
-    file: str
-    bytes: int
-    images: int
-    top1: float | None
-    agreement: float
-    noise: float
-    seconds: float
-    speed: float
-
-    def row(self, label: str) -> list[str]:
-        return [
-            label,
-            self.file,
-            f"{self.bytes / 2**20:.2f}",
-            str(self.images),
-            "-" if self.top1 is None else f"{self.top1:.2f}",
-            f"{self.agreement:.2f}",
-            f"{1000 * self.seconds:.2f}",
-            f"{self.speed:.2f}x",
-        ]
-
-
-def file_size(path: Path) -> int:
-    """In bytes, an OpenVINO file with its weights."""
-    weights = path.with_suffix(".bin")
-    return path.stat().st_size + (weights.stat().st_size if path.suffix == ".xml" else 0)
-
-
-@dataclass
-class Trial:
-    """The images that forms of a model are compared on.
-
-    Attributes:
-        labelled: a set to evaluate on, or None.
-        others: `[N, C, H, W]`; compared on where there is no set, and timed with.
-        workers, skip_bad: of reading the set.
-    """
-
-    labelled: Source | None
-    others: Tensor
-    workers: int = 0
-    skip_bad: bool = False
-
-    def outputs(self, path: Path) -> Outputs:
-        runner = open_runner(path)
-        if self.labelled is None:
-            return Outputs(runner(self.others), torch.zeros(len(self.others), dtype=torch.int64), 0.0)
-        return collect(runner, self.labelled, workers=self.workers, skip_bad=self.skip_bad, label=path.name)
-
-    def accuracy(self, outputs: Outputs) -> float | None:
-        return None if self.labelled is None else top(outputs, 1)
-
-
-def measure(files: list[Path], trial: Trial, first: Outputs | None = None, rounds: int = 30) -> list[Measured]:
-    """Runs files over the same images and times them in turn.
-
-    Args:
-        files: the first is what the others are compared with.
-        first: its outputs, if they are known.
-    """
-    outputs = [first or trial.outputs(files[0]), *map(trial.outputs, files[1:])]
-    image = trial.others[:1].contiguous()
-    calls = {path: partial(open_runner(path), image) for path in files}
-    timings = time_interleaved(calls, rounds=rounds, warmup=5, pause=PAUSE_S)
-    rows = []
-    for path, found in zip(files, outputs, strict=True):
-        likeness = quality(found.logits, outputs[0].logits)
-        seconds = timings[path].median
-        rows.append(
-            Measured(
-                path.name,
-                file_size(path),
-                len(found.logits),
-                trial.accuracy(found),
-                likeness.agreement,
-                likeness.noise,
-                seconds,
-                timings[files[0]].median / seconds,
-            )
-        )
-    return rows
-
+__all__ = ["EXAMPLE", "add_arguments", "run"]
 
 EXAMPLE = "wbmm quantize runs/wbmm_t/best.pt --calib /data/imagenet --format openvino --data /data/imagenet"
 
@@ -173,22 +53,22 @@ def run(args: argparse.Namespace) -> int:
         path, card = float_file(args.input, args.format, Path(folder), args.model, args.ema, args.dynamic_batch)
         labelled = _labelled(args, card)
         calibration = _calibration(args, card)
-        trial = Trial(labelled, calibration.others, args.workers, args.skip_bad)
-        before = trial.outputs(path)  # what is wrong with the data shows before anything is written
+        images = ComparisonImages(labelled, calibration.others, args.workers, args.skip_bad)
+        before = images.evaluate(path)  # what is wrong with the data shows before anything is written
         backend = BACKENDS[args.format](path, card, **({"full_range": True} if args.full_range else {}))
-        result = convert(
+        converted = convert_precision(
             backend, args.precision, output, calibration, args.keep, args.target, args.sensitivity, args.force
         )
-        if result.choice is not None:
+        if converted.choice is not None:
             print(calibration.describe())
-            _explain(result.choice, result.layers, args)
-        measured = measure([path, output], trial, before)
+            _explain(converted.choice, converted.layers, args)
+        measured = measure_files([path, output], images, before)
     labels = (f"float32, {backend.runtime}", f"{args.precision}, {backend.runtime}")
     rows = [item.row(label) for item, label in zip(measured, labels, strict=True)]
     print("\n" + render_table(HEADERS, rows, markdown=args.markdown))
     if labelled is None:
         print(f"\nagreement is on {calibration.what}; accuracy needs labelled images (--data DIR)")
-    print(f"\n{output}: {result.card.describe()}")
+    print(f"\n{output}: {converted.card.describe()}")
     return 0
 
 
@@ -202,15 +82,15 @@ def _labelled(args: argparse.Namespace, card: ModelCard) -> Source | None:
 def _calibration(args: argparse.Namespace, card: ModelCard) -> Calibration:
     if args.precision == "int8" or args.calib is not None:
         return read_calibration(card, args.calib, args.source, args.calib_split, args.n)
-    photos = photo_batch(card)
-    return Calibration(photos, photos, False, "scikit-learn's photographs")
+    pictures, what = check_batch(card)
+    return Calibration(pictures, pictures, False, what)
 
 
-def _explain(choice: Choice, layers: list[Layer], args: argparse.Namespace) -> None:
+def _explain(choice: LayerChoice, layers: list[Layer], args: argparse.Namespace) -> None:
     kept = len(choice.keep)
     print(f"{len(layers) - kept} of {len(layers)} layers in INT8")
     if choice.alone:
-        print("\n" + sensitivity_table(choice.alone, layers, args.markdown) + "\n")
+        print("\n" + _sensitivity_table(choice.alone, layers, args.markdown) + "\n")
     if choice.groups:
         print(
             f"kept in float: {', '.join(choice.groups)}; agreement {choice.before.agreement:.2f} % before, "
@@ -224,7 +104,7 @@ def _explain(choice: Choice, layers: list[Layer], args: argparse.Namespace) -> N
         )
 
 
-def sensitivity_table(alone: dict[str, Quality], layers: list[Layer], markdown: bool = False) -> str:
+def _sensitivity_table(alone: dict[str, Quality], layers: list[Layer], markdown: bool = False) -> str:
     """What each group costs, quantised by itself."""
     counts = {group: sum(layer.group == group for layer in layers) for group in alone}
     rows = [

@@ -1,8 +1,6 @@
 """What fewer bits do to trained models: every form of several runs, as one page."""
 
 import argparse
-import platform
-import re
 import tempfile
 from dataclasses import dataclass, field
 from datetime import date
@@ -15,13 +13,13 @@ from wbmm.data.images import match_classes, no_more_than, open_labelled
 from wbmm.handler import run_command
 from wbmm.io.atomic import write_text
 from wbmm.io.reader import safe_load
-from wbmm.machine import versions
+from wbmm.machine import processor, versions
 from wbmm.text import render_table
 
 from .calibrate import read_calibration
-from .choose import GROUPS, Choice
-from .pipeline import BACKENDS, convert, float_file
-from .quantize import Measured, Trial, measure
+from .choose import GROUPS, LayerChoice
+from .convert import BACKENDS, convert_precision, float_file
+from .measure import ComparisonImages, MeasuredFile, measure_files
 
 __all__ = ["main"]
 
@@ -48,8 +46,8 @@ class TrainedRun:
 
     model: str
     data: str
-    forms: dict[str, Measured] = field(default_factory=dict)
-    choices: dict[str, Choice] = field(default_factory=dict)
+    forms: dict[str, MeasuredFile] = field(default_factory=dict)
+    choices: dict[str, LayerChoice] = field(default_factory=dict)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--n", type=int, default=DEFAULTS["n"], help="images to calibrate on")
     parser.add_argument("--limit", type=int, help="images to evaluate on (default: all)")
     parser.add_argument("--rounds", type=int, default=50, help="of the timing")
-    parser.add_argument("--results", type=Path, default=Path("docs/results/int8.md"))
+    parser.add_argument("--results", type=Path, required=True, metavar="FILE", help="the page to write, Markdown")
     return run_command("int8_report", lambda: _write_report(parser.parse_args(argv)))
 
 
@@ -81,8 +79,8 @@ def examine(folder: Path, args: argparse.Namespace) -> TrainedRun:
         files = {"PyTorch, FP32": path}
         for format in FORMATS:
             _convert_all(checkpoint, format, Path(place), calibration, files, run)
-        trial = Trial(no_more_than(labelled, args.limit), calibration.others)
-        measured = measure(list(files.values()), trial, rounds=args.rounds)
+        images = ComparisonImages(no_more_than(labelled, args.limit), calibration.others)
+        measured = measure_files(list(files.values()), images, rounds=args.rounds)
     run.forms = dict(zip(files, measured, strict=True))
     print(f"{folder}: " + ", ".join(f"{form} {item.top1:.2f}" for form, item in run.forms.items()), flush=True)
     return run
@@ -102,9 +100,9 @@ def _convert_all(
     for number, (name, (backend, precision)) in enumerate(wanted.items()):
         form = f"{cls.runtime}, {name}"
         files[form] = place / f"{number}{cls.suffix}"
-        result = convert(backend, precision, files[form], calibration, look=number == 1)
-        if result.choice is not None:
-            run.choices[form] = result.choice
+        converted = convert_precision(backend, precision, files[form], calibration, look=number == 1)
+        if converted.choice is not None:
+            run.choices[form] = converted.choice
 
 
 def page(runs: list[TrainedRun], args: argparse.Namespace) -> str:
@@ -122,7 +120,7 @@ def page(runs: list[TrainedRun], args: argparse.Namespace) -> str:
         "## What each group of layers costs\n\n"
         "Quantised by itself (7-bit weights), everything else in float; noise of the logits in per cent, the mean of "
         f"the runs.\n\n{_sensitivity(groups)}\n\n"
-        f"Measured: {_processor()}, {date.today().isoformat()}; "
+        f"MeasuredFile: {_processor_for_int8()}, {date.today().isoformat()}; "
         + ", ".join(f"{name} {version}" for name, version in used.items())
         + f".\n\n```sh\npython tools/int8_report.py {' '.join(map(str, args.runs))}{changed}\n```\n"
     )
@@ -164,12 +162,11 @@ def _sensitivity(groups: dict[str, list[TrainedRun]]) -> str:
     return render_table(("group", "", *(title for title, _ in columns)), rows, markdown=True)
 
 
-def _processor() -> str:
+def _processor_for_int8() -> str:
     """Its name, its cores, and what it has for eight bits."""
     info = Path("/proc/cpuinfo")
-    text = info.read_text() if info.is_file() else ""
-    name = re.search(r"model name\s*:\s*(.+)", text)
+    flags = info.read_text().split() if info.is_file() else []
     has = {"avx2": "AVX2", "avx512_vnni": "AVX-512 VNNI", "avx_vnni": "AVX VNNI", "amx_int8": "AMX"}
-    found = [label for flag, label in has.items() if flag in text.split()]
+    found = [label for flag, label in has.items() if flag in flags]
     vnni = "" if any("VNNI" in label for label in found) else ", no VNNI"
-    return f"{torch.get_num_threads()} threads of {name[1] if name else platform.machine()} ({', '.join(found)}{vnni})"
+    return f"{torch.get_num_threads()} threads of {processor()} ({', '.join(found)}{vnni})"

@@ -1,75 +1,40 @@
 """From any file to one in fewer bits: export, choose, convert, run, compare; only then does it get its name."""
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from wbmm.deploy.evaluate import classifier
 from wbmm.deploy.export import export_model
-from wbmm.deploy.export.to_openvino import atomic_pair
-from wbmm.deploy.runtime import EXPORTED, need, open_runner
-from wbmm.io.atomic import atomic_path, check_target
+from wbmm.deploy.packages import need
+from wbmm.deploy.runtime import EXPORTED, open_runner
+from wbmm.io.atomic import atomic_model_path, check_model_target
 from wbmm.io.card import ModelCard
-from wbmm.io.files import describe_source, load_model, save_model, write_weights
+from wbmm.io.files import describe_source, load_model, save_model
 from wbmm.models.fuse import fuse
+from wbmm.progress import progress_bar
 
 from .calibrate import Calibration
-from .choose import Choice, Layer, choose, match_layers, quality, trial, write
+from .choose import Layer, LayerChoice, choose_layers, match_layers, quality, try_layers, write_converted
 from .with_onnx import Onnx
 from .with_openvino import OpenVino
+from .with_safetensors import Safetensors
 
 __all__ = [
     "BACKENDS",
     "PRECISIONS",
+    "Converted",
     "QuantizeError",
-    "Result",
-    "Weights",
     "check_request",
-    "convert",
+    "convert_precision",
     "float_file",
     "target_of",
 ]
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-class Weights:
-    """What can be done with a model in a safetensors file.
-
-    Args:
-        path: the file.
-        card: its card.
-    """
-
-    suffix = ".safetensors"
-    runtime = "PyTorch"
-    packages = ("safetensors",)
-
-    def __init__(self, path: Path, card: ModelCard) -> None:
-        self.path, self.card = path, card
-
-    def convert(self, precision: str, path: Path) -> None:
-        """Writes the weights rounded to fp16 or bf16."""
-        dtype = DTYPES[precision]
-        state_dict = {key: _round(key, value, dtype) for key, value in load_model(self.path).state_dict().items()}
-        write_weights(state_dict, self.card.replace(dtype=str(dtype).removeprefix("torch.")), path, force=True)
-
-
-def _round(key: str, value: Tensor, dtype: torch.dtype) -> Tensor:
-    if not value.is_floating_point():
-        return value
-    rounded = value.to(dtype)
-    if not rounded.isfinite().all():
-        raise ValueError(f"{key} has values above 65504, which float16 does not hold: take --precision bf16")
-    return rounded
-
-
-BACKENDS = {"openvino": OpenVino, "onnx": Onnx, "safetensors": Weights}
+BACKENDS = {"openvino": OpenVino, "onnx": Onnx, "safetensors": Safetensors}
 PRECISIONS = ("int8", "fp16", "bf16")
-LEAST_AGREEMENT = 50.0
+LEAST_AGREEMENT = 50.0  # per cent; a file below it is deleted
 
 
 class QuantizeError(ValueError):
@@ -77,7 +42,7 @@ class QuantizeError(ValueError):
 
 
 @dataclass
-class Result:
+class Converted:
     """What was written.
 
     Attributes:
@@ -90,7 +55,7 @@ class Result:
     path: Path
     card: ModelCard
     layers: list[Layer]
-    choice: Choice | None
+    choice: LayerChoice | None
 
 
 def check_request(format: str, precision: str, full_range: bool = False) -> None:
@@ -121,9 +86,7 @@ def target_of(source: Path, output: Path | None, format: str, precision: str, fo
         raise ValueError(f"{output}: a file for {format} ends with {suffix}")
     if output.resolve() == source.resolve():
         raise ValueError(f"{output} is the input itself")
-    check_target(output, force)
-    if suffix == ".xml":
-        check_target(output.with_suffix(".bin"), force)
+    check_model_target(output, force)
     return output
 
 
@@ -158,7 +121,7 @@ def _demand_float(path: Path, card: ModelCard) -> None:
         raise ValueError(f"{path} is in {card.dtype} already: give the file in float32 that it was made from")
 
 
-def convert(
+def convert_precision(
     backend,
     precision: str,
     output: Path,
@@ -167,7 +130,7 @@ def convert(
     target: float = 99.0,
     look: bool = False,
     force: bool = False,
-) -> Result:
+) -> Converted:
     """Writes `output`, after running it and comparing it with the float model.
 
     Args:
@@ -188,16 +151,14 @@ def convert(
         layers = backend.layers()
         if not layers:
             raise ValueError(f"{backend.path}: there is no layer to quantise")
-        attempt = trial(backend, calibration.images, calibration.others, reference)
-        choice = choose(layers, attempt, target, match_layers(layers, keep), look)
-    with _atomic(output, force) as temporary:
-        write(backend, precision, temporary, calibration.images, choice.keep if choice else set())
+        kept = match_layers(layers, keep)
+        with progress_bar(None, f"INT8 files tried in {backend.runtime}") as advance:
+            attempt = try_layers(backend, calibration.images, calibration.others, reference, advance)
+            choice = choose_layers(layers, attempt, target, kept, look)
+    with atomic_model_path(output, force) as temporary:
+        write_converted(backend, precision, temporary, calibration.images, choice.keep if choice else set())
         card = _verify(temporary, calibration.others, reference)
-    return Result(output, card, layers, choice)
-
-
-def _atomic(path: Path, force: bool) -> AbstractContextManager[Path]:
-    return atomic_pair(path, force) if path.suffix == ".xml" else atomic_path(path, force)
+    return Converted(output, card, layers, choice)
 
 
 def _verify(path: Path, images: Tensor, reference: Tensor) -> ModelCard:
