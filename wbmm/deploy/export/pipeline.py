@@ -14,9 +14,9 @@ from wbmm.deploy.runtime import need, open_runner
 from wbmm.io.atomic import atomic_path, check_target
 from wbmm.io.card import ModelCard, card_of, form_of
 from wbmm.layers import DenseWBMM2d
-from wbmm.layers.window import WindowLayer
 from wbmm.machine import versions
 from wbmm.models.fuse import fuse
+from wbmm.ops.modules import WindowLayer
 
 from . import to_onnx, to_openvino, to_torchexport
 from . import to_openvino as for_openvino

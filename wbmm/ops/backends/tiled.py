@@ -40,19 +40,9 @@ class Tiled(Backend):
             return f"the matrix takes at most {LARGE_MATRIX // 2**20} MB, and is faster as a whole"
         return None
 
-    def windowed(
-        self,
-        x: Tensor,
-        tables: list[Tensor],
-        window: Window,
-        bias: Tensor | None,
-        shortcuts: int,
-        padding_mode: str,
-        grad: bool,
-        kept: object,
-    ) -> Tensor:
+    def windowed(self, x, tables, window, bias, shortcuts, padding_mode, grad, kept) -> Tensor:
         device = x.device.type
-        if torch.is_autocast_enabled(device):
+        if torch.is_autocast_enabled(device) and x.dtype is not torch.float64:  # which autocast leaves alone
             dtype = torch.get_autocast_dtype(device)
             x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
             tables = [table.to(dtype) for table in tables]
