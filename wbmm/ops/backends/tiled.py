@@ -41,12 +41,9 @@ class Tiled(Backend):
         return None
 
     def windowed(self, x, tables, window, bias, shortcuts, padding_mode, grad, kept) -> Tensor:
-        device = x.device.type
-        if torch.is_autocast_enabled(device) and x.dtype is not torch.float64:  # which autocast leaves alone
-            dtype = torch.get_autocast_dtype(device)
-            x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
-            tables = [table.to(dtype) for table in tables]
-        with torch.autocast(device, enabled=False):
+        x, bias = reference.to_autocast_type(x), None if bias is None else reference.to_autocast_type(bias)
+        tables = [reference.to_autocast_type(table) for table in tables]
+        with torch.autocast(x.device.type, enabled=False):
             padded = pad_to_windows(x, window, padding_mode)
             out = _Tiles.apply(padded, window, *tables)
             if shortcuts:
