@@ -5,6 +5,9 @@
 #
 # The environment (about 8 GB, PyPI's builds of torch carry CUDA) goes into a temporary folder outside the checkout and
 # is deleted at the end. KEEP=folder keeps it there, and takes it again the next time.  PYTHON: the interpreter.
+#
+# Why not lower: torch 2.7 and 2.8 cannot prove that a model exports at every height and width, 2.8 writes the weights of
+# a .pt2 file as a pickle, which our reader rejects, and 2.7's fx fails on annotations such as `Tensor | None`.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
