@@ -62,7 +62,9 @@ def windowed(
 
 
 def to_autocast_type(x: Tensor) -> Tensor:
-    """What autocast would convert, converted; it leaves float64 alone."""
+    """What autocast would convert, converted; it leaves float64 alone. A compiler merges conversions by itself."""
+    if torch.compiler.is_compiling():
+        return x
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
         return x.to(torch.get_autocast_dtype(device))
