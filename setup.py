@@ -34,7 +34,7 @@ setup(
     python_requires=">=3.10,<3.13",
     packages=find_packages(include=["wbmm", "wbmm.*"]),
     package_data={"wbmm": ["zoo.yaml", "tables/tables.yaml"]},
-    install_requires=["torch>=2.7,<2.13", "torchvision>=0.22,<0.28", "timm>=1.0.30,<1.1"],
+    install_requires=["torch>=2.9,<2.13", "torchvision>=0.24,<0.28", "timm>=1.0.30,<1.1"],
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["wbmm=wbmm.cli:main"]},
 )

@@ -15,9 +15,9 @@ from wbmm.io.atomic import atomic_model_path, check_model_target
 from wbmm.io.card import ModelCard, card_of, form_of
 from wbmm.io.files import file_size
 from wbmm.layers import DenseWBMM2d
-from wbmm.layers.window import WindowLayer
 from wbmm.machine import versions
 from wbmm.models.fuse import fuse
+from wbmm.ops.modules import WindowLayer
 from wbmm.text import first_line
 
 from .graph import Features, Graph, make_opaque, replace_pooling

@@ -1,4 +1,4 @@
-"""The operators that can stand in W blocks, by name, and what a letter of a pattern is built as."""
+"""The mixers that can stand in W blocks, by name, and what each letter of a pattern is built as."""
 
 import re
 from collections.abc import Callable
@@ -29,7 +29,7 @@ HIER_WINDOWS = ("14+7", "14+7", 14, 7)
 
 @dataclass(frozen=True)
 class MixerArgs:
-    """Where a mixer is built.
+    """What a mixer is built from: the block it stands in, and the net's options.
 
     Attributes:
         letter: of the block.
@@ -52,39 +52,39 @@ class MixerArgs:
     factory: dict = field(default_factory=dict)
 
 
-def _wbmm(site: MixerArgs) -> nn.Module:
-    options = {"padding_mode": site.padding_mode, **site.factory}
-    if site.letter == "M":
-        if site.window.hierarchical:
-            raise ValueError(f"an M block has no hierarchical form; its window is {site.window}: use W blocks there")
-        return MultiKernelWBMM2d(site.dim, site.window.size, **options)
-    if site.window.hierarchical:
-        local = (site.window.size[0] // 2, site.window.size[1] // 2)
-        return HierarchicalWBMM2d(site.dim, local, **options)
-    return WBMM2d(site.dim, site.window.size, **options)
+def _wbmm(args: MixerArgs) -> nn.Module:
+    options = {"padding_mode": args.padding_mode, **args.factory}
+    if args.letter == "M":
+        if args.window.hierarchical:
+            raise ValueError(f"an M block has no hierarchical form; its window is {args.window}: use W blocks there")
+        return MultiKernelWBMM2d(args.dim, args.window.size, **options)
+    if args.window.hierarchical:
+        local = (args.window.size[0] // 2, args.window.size[1] // 2)
+        return HierarchicalWBMM2d(args.dim, local, **options)
+    return WBMM2d(args.dim, args.window.size, **options)
 
 
 def _windowed(layer: Callable[..., nn.Module]) -> Callable[[MixerArgs], nn.Module]:
     """The builder of a layer with one window."""
 
-    def build(site: MixerArgs) -> nn.Module:
-        if site.window.hierarchical:
+    def build(args: MixerArgs) -> nn.Module:
+        if args.window.hierarchical:
             raise ValueError(
-                f"mixer {site.mixer!r} has no hierarchical form; the window of stage {site.stage + 1} is "
-                f"{site.window}: give a plain one, such as window_size=7"
+                f"mixer {args.mixer!r} has no hierarchical form; the window of stage {args.stage + 1} is "
+                f"{args.window}: give a plain one, such as window_size=7"
             )
-        return layer(site.dim, site.window.size, padding_mode=site.padding_mode, **site.factory)
+        return layer(args.dim, args.window.size, padding_mode=args.padding_mode, **args.factory)
 
     return build
 
 
-def _slak(site: MixerArgs) -> nn.Module:
-    return SLaKConv2d(site.dim, SLAK_KERNELS[site.stage], **site.factory)
+def _slak(args: MixerArgs) -> nn.Module:
+    return SLaKConv2d(args.dim, SLAK_KERNELS[args.stage], **args.factory)
 
 
 def _kernel(layer: Callable[..., nn.Module], size: int) -> Callable[[MixerArgs], nn.Module]:
     """The builder of a depthwise convolution."""
-    return lambda site: layer(site.dim, size, large_kernel=site.large_kernel, **site.factory)
+    return lambda args: layer(args.dim, size, large_kernel=args.large_kernel, **args.factory)
 
 
 def _see_window(axis, side: int, stage: int):
@@ -93,7 +93,7 @@ def _see_window(axis, side: int, stage: int):
 
 @dataclass(frozen=True)
 class MixerKind:
-    """An operator for W blocks.
+    """A mixer for W blocks, as its name stands for it.
 
     Attributes:
         build: gives the layer.
@@ -116,13 +116,13 @@ def _depthwise(size: int) -> MixerKind:
 
 MIXERS = {
     "wbmm": MixerKind(_wbmm),
-    "wbmm_hier": MixerKind(_wbmm),  # with windows of its own: `resolve`
+    "wbmm_hier": MixerKind(_wbmm),  # with windows of its own: `resolve_mixer`
     "dw13_reparam": MixerKind(
         _kernel(DilatedReparamConv2d, 13), lambda axis, side, stage: axis.conv(13, 1), large_kernel=True, fused="dw13"
     ),
     "slak_all": MixerKind(
         _slak, lambda axis, side, stage: axis.conv(SLAK_KERNELS[stage], 1)
-    ),  # in D blocks too: `resolve`
+    ),  # in D blocks too: `resolve_mixer`
     "slak": MixerKind(_slak, lambda axis, side, stage: axis.conv(SLAK_KERNELS[stage], 1)),
     # Without SE and with the narrower feed-forward part, its net is about as large as WBMM's.
     "win_attn": MixerKind(_windowed(WindowAttention2d), block={"ffn_ratio": 2.5, "se": False}),
@@ -151,7 +151,7 @@ def name_when_fused(name: str) -> str:
     return find_mixer(name).fused or name
 
 
-def resolve(
+def resolve_mixer(
     name: str, patterns: tuple[str, ...], windows: tuple[StageWindow, ...]
 ) -> tuple[str, tuple[str, ...], tuple[StageWindow, ...]]:
     """A mixer, the blocks and the windows of each stage, with shorthands written out."""
@@ -171,16 +171,16 @@ def resolve(
     return "wbmm", patterns, own
 
 
-def create_mixer(site: MixerArgs) -> nn.Module:
+def create_mixer(args: MixerArgs) -> nn.Module:
     """The spatial mixer of one block of a pattern."""
-    if site.letter == "D":
-        return DepthwiseConv2d(site.dim, **site.factory)
-    mixer = find_mixer(site.mixer)
-    if site.large_kernel is not None and not mixer.large_kernel:
+    if args.letter == "D":
+        return DepthwiseConv2d(args.dim, **args.factory)
+    mixer = find_mixer(args.mixer)
+    if args.large_kernel is not None and not mixer.large_kernel:
         raise ValueError(
-            f"large_kernel {site.large_kernel!r} is for depthwise mixers such as 'dw13'; the mixer is {site.mixer!r}"
+            f"large_kernel {args.large_kernel!r} is for depthwise mixers such as 'dw13'; the mixer is {args.mixer!r}"
         )
-    return mixer.build(site)
+    return mixer.build(args)
 
 
 def block_options(letter: str, mixer: str) -> dict:

@@ -12,9 +12,8 @@ import wbmm
 from tests.helpers import randomize
 from wbmm.io.card import card_of
 from wbmm.io.weights import load_weights
-from wbmm.models import mixer as mixers
 from wbmm.models.identify import identify
-from wbmm.models.mixer import MIXERS, name_when_fused
+from wbmm.models.named_mixers import MIXERS, name_when_fused
 from wbmm.models.pattern import parse_windows
 from wbmm.models.profile import Reach, build_on_meta, count_macs, count_params, receptive_fields
 from wbmm.models.state import CheckpointError
@@ -156,7 +155,7 @@ def extents(feature, x):
 @pytest.mark.parametrize("mixer", [name for name in NAMES if name != "wbmm_hier"])
 def test_receptive_field_is_what_the_gradient_sees(mixer, monkeypatch):
     """In a net whose SE and GRN are switched off, and with kernels that do not cover the whole map."""
-    monkeypatch.setattr(mixers, "SLAK_KERNELS", (7, 5, 5, 5))
+    monkeypatch.setattr("wbmm.models.named_mixers.SLAK_KERNELS", (7, 5, 5, 5))
     arguments = {"dims": (40,) * 4, "depths": (1, 2, 1, 1), "pattern": ("W", "WD", "D", "D"), "window_size": (3, 2)}
     model = timm.create_model("wbmm_a_dense", mixer=mixer, ls_init_value=1.0, **arguments).double().eval()
     for module in model.modules():
