@@ -17,7 +17,7 @@ ALLOWED = {
     (
         "models/recompute.py",
         "is_compiling",
-    ),  # activation checkpointing is no operator: torch cannot compile our context
+    ),  # activation checkpointing: torch cannot compile our context
     ("models/wbmm.py", "is_scripting"),  # nor script a checkpoint
     ("models/state.py", ".dtype not in "),  # of a file's tensors
 }

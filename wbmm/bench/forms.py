@@ -6,7 +6,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-import wbmm
+from wbmm.models.fuse import fuse
 from wbmm.models.plain import to_plain
 
 __all__ = ["FORMS", "TRAINING_FORMS", "build", "images_for", "split"]
@@ -46,7 +46,7 @@ def build(spec: str, device: str, size: tuple[int, int] | None = None) -> nn.Mod
     try:
         model = timm.create_model(name, **({"img_size": tuple(size)} if fixed else {})).eval()
         if form in ("compact", "dense", "plain"):
-            model = wbmm.fuse(model, "compact" if form == "plain" else form)
+            model = fuse(model, "compact" if form == "plain" else form)
         if form.startswith("plain"):
             model = to_plain(model)
     except ValueError as error:

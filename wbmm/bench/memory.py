@@ -11,8 +11,8 @@ from pathlib import Path
 import timm
 import torch
 
-import wbmm
 from wbmm.bench.forms import TrainingStep
+from wbmm.models.fuse import fuse
 from wbmm.text import render_table
 
 from .forms import build, images_for
@@ -40,7 +40,7 @@ def measure(name: str, mode: str, size: tuple[int, int], batch: int, device: str
         return _peak(device, before)
     model = timm.create_model(name, num_classes=0, global_pool="").to(device)
     if mode == "inference":
-        model = wbmm.fuse(model.eval())
+        model = fuse(model.eval())
         with torch.inference_mode():
             model.forward_intermediates(images, intermediates_only=True)
     else:
@@ -79,10 +79,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import timm
-
-    import wbmm  # noqa: F401  (registers the models)
-
     if args.batch < 1 or min(args.size) < 1:
         raise ValueError(f"--size {args.size}, --batch {args.batch}: each must be at least 1")
     unknown = [name for name in args.models if not timm.is_model(name)]

@@ -73,16 +73,16 @@ def _verdict(rows: list, args: argparse.Namespace) -> int:
 
 def _deploy(cfg, out: Path):
     """Rows (form, accuracy, difference from the trained model, file) of the fused and the exported model."""
-    import wbmm
     from wbmm.deploy.export import export_model
     from wbmm.deploy.runtime import open_runner
-    from wbmm.io.files import load_model
+    from wbmm.io.files import load_model, save_model
+    from wbmm.models.fuse import fuse
     from wbmm.train import checkpoint
     from wbmm.train.loaders import build_eval
 
     model = load_model(out / checkpoint.LAST, ema=False)
-    fused = wbmm.fuse(model)
-    wbmm.save_model(fused, out / "fused.pth")
+    fused = fuse(model)
+    save_model(fused, out / "fused.pth")
     batches = list(build_eval(cfg))
     reference = _logits(model, batches)
     labels = torch.cat([targets for _, targets in batches])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-import wbmm  # noqa: F401  (registers the models)
+import wbmm.models  # noqa: F401  (registers them)
 from wbmm.machine import check_device
 from wbmm.train.report import RunFacts
 
