@@ -12,6 +12,7 @@ import torch.nn as nn
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 
+from wbmm.config_files import resolve_config
 from wbmm.models.fuse import fuse as fuse_model
 from wbmm.models.state import CheckpointError, find_state_dict
 from wbmm.text import printable
@@ -109,10 +110,10 @@ def load_config(config: str | Path | Config, options: dict | None = None) -> Con
     """A copy of a configuration with `options` merged in; a file that cannot be read is a `ValueError`."""
     if isinstance(config, Config):
         cfg = Config(config.to_dict(), filename=config.filename)
-    elif not Path(config).is_file():
-        raise ValueError(f"{config}: there is no such configuration file")
     else:
-        cfg = Config.fromfile(config)
+        path, changes = resolve_config(config, ".py")
+        cfg = Config.fromfile(path)
+        cfg.merge_from_dict(changes)
     try:
         cfg.merge_from_dict(options or {})
     except (TypeError, KeyError, AssertionError) as error:

@@ -3,10 +3,9 @@
 import pytest
 import yaml
 
-from wbmm.tables import get_table, load_tables
+from wbmm.paper_tables import get_table, load_tables, read_tables
 from wbmm.tables.measure import Measured, _seconds, count_costs, records
 from wbmm.tables.page import differences
-from wbmm.tables.rows import read_tables
 from wbmm.zoo import load_zoo
 
 NAMES = ["imagenet", "cross-operator", "feature-extraction", "patterns", "windows", "padding", "convnext", "base"]

@@ -1,4 +1,4 @@
-"""Tables and their rows, read from `tables.yaml`."""
+"""The paper's tables and their rows as data, read from `paper_tables.yaml`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -25,7 +25,7 @@ class Row:
         large_kernel: whether the row is one that the large-kernel CUDA package runs.
         small_model, small_args: the same in the small recipe.
         recipe: the file of configs/imagenet that trains it, without its ending.
-        paper: what the paper prints; see the head of tables.yaml.
+        paper: what the paper prints; see the head of paper_tables.yaml.
     """
 
     id: str
@@ -42,7 +42,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """One table of the paper; the head of tables.yaml says what each field means."""
+    """One table of the paper; the head of paper_tables.yaml says what each field means."""
 
     name: str
     label: str
@@ -108,7 +108,7 @@ def _read_row(row_id: str, entry: dict, table: dict, where: str) -> Row:
 
 def read_tables(path: Path | None = None) -> dict[str, Table]:
     """The tables of a file, in its order; the paper's without one."""
-    source = path or resources.files("wbmm.tables").joinpath("tables.yaml")
+    source = path or resources.files("wbmm").joinpath("paper_tables.yaml")
     tables = {}
     for name, entry in yaml.safe_load(source.read_text(encoding="utf-8"))["tables"].items():
         _check_keys(f"{source.name}, {name}", entry, OF_TABLE)
