@@ -12,6 +12,7 @@ import pytest
 import wbmm
 from wbmm import cli
 from wbmm.commands import doctor
+from wbmm.extras import Package
 from wbmm.zoo import load_counts, load_zoo
 
 ROOT = Path(__file__).parents[2]
@@ -175,9 +176,10 @@ def test_doctor(capsys):
 
 
 def test_doctor_says_what_to_install():
-    ok, version, advice = doctor.check_package(doctor.Package("no-such-thing", "no_such_thing", "export"))
-    assert (ok, version, advice) == (False, "-", "in the checkout: pip install '.[export]'")
-    ok, version, advice = doctor.check_package(doctor.Package("timm", "no_such_thing"))
+    ok, version, advice = doctor.check_package(Package("no-such-thing", "openvino", "export"))
+    assert (ok, version, advice) == (False, "-", "pip install 'wbmm[export]'")
+    assert doctor.check_package(Package("no-such-thing", "no_such_thing"))[2] == "pip install no-such-thing"
+    ok, version, advice = doctor.check_package(Package("timm", "no_such_thing"))
     assert not ok
     assert "import fails: No module named 'no_such_thing'" in advice
 
