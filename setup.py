@@ -47,7 +47,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10,<3.13",
     packages=find_packages(include=["wbmm", "wbmm.*"]),
-    package_data={"wbmm": ["*.yaml", "tables/*.yaml"]},
+    package_data={"wbmm": ["*.yaml"]},
     cmdclass={"build_py": BuildWithConfigs},
     install_requires=["torch>=2.7,<2.13", "torchvision>=0.22,<0.28", "timm>=1.0.30,<1.1"],
     extras_require=EXTRAS,

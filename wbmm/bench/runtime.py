@@ -15,7 +15,7 @@ from wbmm.models.fuse import fuse
 from wbmm.timing import time_interleaved
 
 from .limit import add_shares, count_gmacs, product_calls
-from .report import Record, add_output_arguments, check_out, present, speed_record
+from .results import Record, add_output_arguments, check_out, present, speed_record
 
 EXAMPLE = "wbmm bench runtime wbmm_t --batch 1 16"
 RUNTIMES = ("eager", "compiled", "onnxruntime", "openvino", "int8")

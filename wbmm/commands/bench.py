@@ -4,8 +4,8 @@ import argparse
 import importlib
 
 BENCHES = {
-    "model": ("wbmm.bench.models", "inference of whole models beside a baseline"),
-    "train": ("wbmm.bench.train", "one training step beside a baseline"),
+    "model": ("wbmm.bench.inference", "inference of whole models beside a baseline"),
+    "train": ("wbmm.bench.training", "one training step beside a baseline"),
     "runtime": ("wbmm.bench.runtime", "one model in PyTorch, ONNX Runtime, OpenVINO and INT8"),
     "paths": ("wbmm.bench.paths", "two ways to compute the same operator, by shape"),
     "profile": ("wbmm.bench.profile", "where the time of a model goes, by operator"),

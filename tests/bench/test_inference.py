@@ -7,7 +7,7 @@ import timm
 import torch
 
 from wbmm import cli
-from wbmm.bench.forms import FORMS, build, images_for
+from wbmm.bench.candidates import FORMS, build, images_for
 from wbmm.bench.limit import COMMON, count_gmacs, ffn_shapes, limit
 from wbmm.layers import DenseWBMM2d, FusedBlock
 from wbmm.models.plain import PlainNet

@@ -1,4 +1,4 @@
-"""Rows of a benchmark as a table, CSV and Markdown, with where and how they were measured; shared arguments."""
+"""What benchmarks share: options, and results as a table, CSV and Markdown with where and how they were measured."""
 
 import argparse
 import csv
@@ -8,12 +8,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import torch
+
 from wbmm.io.atomic import atomic_path
 from wbmm.machine import machine_facts, measured_line
 from wbmm.text import render_table
 from wbmm.timing import Timing
 
-from .forms import split
+from .candidates import split
 
 __all__ = [
     "add_output_arguments",
@@ -86,8 +88,6 @@ def present(
     first: str = "model",
 ) -> int:
     """Prints the table and, with `--out`, writes the files; arguments as of `write_report`."""
-    import torch
-
     print(table(records, markdown=args.markdown, first=first))
     print(f"\n{note}\n{torch.get_num_threads()} threads, torch {torch.__version__}")
     if args.out is not None:

@@ -7,9 +7,9 @@ import torch.nn as nn
 
 from wbmm.timing import time_interleaved
 
-from .forms import FORMS, build, images_for
+from .candidates import FORMS, build, images_for
 from .limit import add_shares, count_gmacs, product_calls
-from .report import Record, add_speed_arguments, check_speed_arguments, finish, progress, speed_record
+from .results import Record, add_speed_arguments, check_speed_arguments, finish, progress, speed_record
 
 EXAMPLE = "wbmm bench model wbmm_t:compact wbmm_t:plain convnext_tiny --batch 1 16 --limit"
 DEFAULT = (

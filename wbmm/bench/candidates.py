@@ -1,4 +1,4 @@
-"""Models of a benchmark from `NAME` or `NAME:FORM`, each in the memory format that its form is made for."""
+"""What is timed: models from `NAME` or `NAME:FORM`, each in the memory format of its form, and a training step."""
 
 import timm
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from wbmm.models.fuse import fuse
 from wbmm.models.plain import to_plain
 
-__all__ = ["FORMS", "TRAINING_FORMS", "build", "images_for", "split"]
+__all__ = ["FORMS", "TRAINING_FORMS", "TrainingStep", "build", "images_for", "split"]
 
 FORMS = {
     "training": "as it is trained",

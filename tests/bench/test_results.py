@@ -5,7 +5,7 @@ import csv
 import pytest
 import torch
 
-from wbmm.bench.report import speed_record, table, write_report
+from wbmm.bench.results import speed_record, table, write_report
 from wbmm.machine import machine_facts, measured_line
 from wbmm.timing import Timing
 

@@ -5,12 +5,11 @@ import argparse
 import torch
 import torch.nn as nn
 
-from wbmm.bench.forms import TrainingStep
 from wbmm.timing import time_interleaved
 
-from .forms import TRAINING_FORMS, build, images_for
+from .candidates import TRAINING_FORMS, TrainingStep, build, images_for
 from .memory import probe
-from .report import Record, add_speed_arguments, check_speed_arguments, finish, progress, speed_record
+from .results import Record, add_speed_arguments, check_speed_arguments, finish, progress, speed_record
 
 EXAMPLE = "wbmm bench train wbmm_t wbmm_t:plain-training unireplknet_t --batch 16 --memory"
 DEFAULT = ("wbmm_t", "wbmm_t:plain-training", "unireplknet_t", "unireplknet_t:plain-training", "convnext_tiny")
