@@ -125,7 +125,7 @@ def test_the_readme_from_training_to_prediction(wbmm):
     wbmm.works("reparam", "runs/digits/best.pt", "digits.safetensors", "--check")
     wbmm.works("export", "digits.safetensors", "digits.onnx", "--dynamic-batch")
     images = draw_classes(wbmm.folder / "data", images=1) / "val" / "red"
-    assert "0.png" in wbmm.works("predict", "digits.onnx", images)
+    assert "1 of 1 images" in wbmm.works("predict", "digits.onnx", images)
     table = wbmm.works("eval", "runs/digits/best.pt", "digits.safetensors", "digits.onnx", "--source", "digits")
     assert all(name in table for name in ("best.pt", "digits.safetensors", "digits.onnx"))
     for kind in (
@@ -163,7 +163,7 @@ def test_training_and_files_without_any_extra(bare):
     bare.works("train", "digits", *SHORT, *FOLDER, "data.root=data", "out=runs/colours")
     bare.works("runs", "runs")
     bare.works("reparam", "runs/colours/best.pt", "colours.safetensors", "--check")
-    assert "0.png" in bare.works("predict", "colours.safetensors", "data/val/red")
+    assert "16 of 16 images" in bare.works("predict", "colours.safetensors", "data/val/red")
     bare.works("eval", "colours.safetensors", "--data", "data")
     bare.works("export", "colours.safetensors", "colours.pt2")
     bare.says(r"pip install 'wbmm\[export\]'", "export", "colours.safetensors", "colours.onnx")
