@@ -5,6 +5,7 @@ import importlib
 import sys
 
 from .handler import run_command
+from .version import __version__
 
 COMMANDS = {
     "list": ("wbmm.commands.list", "the family: parameters, FLOPs, the paper's figures, weights"),
@@ -43,8 +44,6 @@ def main(argv: list[str] | None = None) -> int:
         print(_overview())
         return 0 if argv else 2
     if argv[0] in ("-V", "--version"):
-        from .version import __version__
-
         print(f"wbmm {__version__}")
         return 0
     name, rest = argv[0], argv[1:]
@@ -67,7 +66,3 @@ def _run(name: str, rest: list[str]) -> int:
     # So that options may stand between arguments, as in `wbmm export IN --format onnx OUT`; not with subcommands.
     nested = any(isinstance(action, argparse._SubParsersAction) for action in parser._actions)
     return module.run(parser.parse_args(rest) if nested else parser.parse_intermixed_args(rest))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -12,7 +12,7 @@ from statistics import mean, median, stdev
 
 import timm
 
-import wbmm  # noqa: F401  (registers the models)
+import wbmm.models  # noqa: F401  (registers them)
 from wbmm.handler import run_command
 from wbmm.io.atomic import write_text
 from wbmm.machine import machine_facts, measured_line

@@ -12,6 +12,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
 from torch import Tensor
 
+from wbmm.config_files import resolve_config
 from wbmm.models.fuse import fuse as fuse_model
 from wbmm.models.state import CheckpointError
 
@@ -29,7 +30,6 @@ __all__ = [
     "without_sync_bn",
 ]
 
-PACKAGE = Path(__file__).parents[1]
 _SYNC_BN = ("SyncBN", "MMSyncBN", "NaiveSyncBN")
 
 
@@ -80,7 +80,9 @@ def load_mm_config(config: str | Path | Config, options: dict | None = None) -> 
     if isinstance(config, Config):
         cfg = Config(config.to_dict(), filename=config.filename)
     else:
-        cfg = Config.fromfile(_find_config(config))
+        path, changes = resolve_config(config, ".py")
+        cfg = Config.fromfile(path)
+        cfg.merge_from_dict(changes)
     try:
         cfg.merge_from_dict(options or {})
     except (TypeError, KeyError, AssertionError) as error:
@@ -88,14 +90,6 @@ def load_mm_config(config: str | Path | Config, options: dict | None = None) -> 
     if "model" not in cfg:
         raise ValueError(f"{config}: no `model` in it; a configuration of a segmentor or detector has one")
     return cfg
-
-
-def _find_config(config: str | Path) -> Path:
-    # The configurations of a wheel are inside of the package, those of a checkout beside it.
-    for path in (Path(config), PACKAGE / config, PACKAGE.parent / config):
-        if path.is_file():
-            return path
-    raise ValueError(f"{config}: there is no such configuration file")
 
 
 def without_sync_bn(config: object) -> object:

@@ -9,7 +9,7 @@ from timm.layers import LayerNorm2d
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-import wbmm  # noqa: F401  (registers convnext_tiny_wbmm)
+import wbmm.models  # noqa: F401  (registers convnext_tiny_wbmm)
 from wbmm.models.state import CheckpointError
 from wbmm.text import first_line, printable
 from wbmm.zoo import load_zoo

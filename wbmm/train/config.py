@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from wbmm.config_files import resolve_config
 from wbmm.data.settings import PATH, AugmentConfig, DataConfig, MixConfig, check_reader_args
 from wbmm.fields import Choice, Range, Text, show, takes
 from wbmm.text import first_line
@@ -87,10 +88,12 @@ class TrainConfig:
 def load_config(path: str | Path, overrides: typing.Sequence[str] = ()) -> TrainConfig:
     """Reads a YAML file and the files it inherits from (`base: relative.yaml`), then applies `key=value` overrides.
 
+    `path` may also be a name in the project's configs or a row of a table: see `wbmm.config_files`.
     All that can be told to be wrong without the data is an error here: one line that names the key.
     """
-    path = Path(path)
-    config = config_from_dict(_merge(_read(path), _parse_overrides(overrides)), where=str(path))
+    path, changes = resolve_config(path)
+    values = _merge(_merge(_read(path), changes), _parse_overrides(overrides))
+    config = config_from_dict(values, where=str(path))
     config.out = config.out.replace("<name>", config.log.name or path.stem)
     _expand_home(config)
     _check_out(config.out)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-import wbmm  # noqa: F401  (registers the models)
+import wbmm.models  # noqa: F401  (registers them)
 from wbmm.data.mix import BatchMixer
 from wbmm.handler import INTERRUPTED, run_command
 from wbmm.io.atomic import remove_stale, write_text
