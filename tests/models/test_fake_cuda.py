@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import wbmm
-from wbmm.models.mixer import MIXERS
+from wbmm.models.named_mixers import MIXERS
 
 CUDA = torch.device("cuda", 0)
 SIZES = [(64, 64), (90, 70)]  # whole windows in some stages, and in none

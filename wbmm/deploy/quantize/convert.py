@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from wbmm.deploy.evaluate import classifier
@@ -11,7 +12,8 @@ from wbmm.deploy.packages import need
 from wbmm.deploy.runtime import EXPORTED, open_runner
 from wbmm.io.atomic import atomic_model_path, check_model_target
 from wbmm.io.card import ModelCard
-from wbmm.io.files import describe_source, load_model, save_model
+from wbmm.io.files import describe_source, load_model, save_model, write_weights
+from wbmm.io.weights import round_weights
 from wbmm.models.fuse import fuse
 from wbmm.progress import progress_bar
 
@@ -19,18 +21,43 @@ from .calibrate import Calibration
 from .choose import Layer, LayerChoice, choose_layers, match_layers, quality, try_layers, write_converted
 from .with_onnx import Onnx
 from .with_openvino import OpenVino
-from .with_safetensors import Safetensors
 
 __all__ = [
     "BACKENDS",
     "PRECISIONS",
     "Converted",
     "QuantizeError",
+    "Safetensors",
     "check_request",
     "convert_precision",
     "float_file",
     "target_of",
 ]
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+class Safetensors:
+    """What can be done with a model in a safetensors file.
+
+    Args:
+        path: the file.
+        card: its card.
+    """
+
+    suffix = ".safetensors"
+    runtime = "PyTorch"
+    packages = ("safetensors",)
+
+    def __init__(self, path: Path, card: ModelCard) -> None:
+        self.path, self.card = path, card
+
+    def convert(self, precision: str, path: Path) -> None:
+        """Writes the weights rounded to fp16 or bf16."""
+        dtype = DTYPES[precision]
+        state_dict = round_weights(load_model(self.path).state_dict(), dtype, "take --precision bf16")
+        write_weights(state_dict, self.card.replace(dtype=str(dtype).removeprefix("torch.")), path, force=True)
+
 
 BACKENDS = {"openvino": OpenVino, "onnx": Onnx, "safetensors": Safetensors}
 PRECISIONS = ("int8", "fp16", "bf16")

@@ -1,21 +1,25 @@
-"""Opens any model file and chooses what runs it."""
+"""Opens any model file and chooses what runs it; checkpoints and names are run by PyTorch itself."""
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 
 import timm
+import torch
+import torch.nn as nn
+from torch import Tensor
 
-from wbmm.io.card import check_model_name
+from wbmm.io.card import ModelCard, card_of, check_model_name, form_of
 from wbmm.io.files import SUFFIXES, load_model
 from wbmm.models.state import CheckpointError
+from wbmm.text import first_line
 
 from .onnxruntime import open_onnx
 from .openvino import open_openvino
-from .pytorch import pretrained, torch_runner
 from .runner import Runner, unreadable
 from .torchexport import open_program
 
-__all__ = ["EXPORTED", "open_runner"]
+__all__ = ["EXPORTED", "open_runner", "pretrained", "torch_runner"]
 
 EXPORTED = {".onnx": open_onnx, ".xml": open_openvino, ".pt2": open_program}
 
@@ -55,3 +59,28 @@ def _open_exported(path: Path, device: str) -> Runner:
         raise
     except Exception as error:  # a file that is odd in a way nobody thought of
         raise unreadable(path, path.suffix, error) from error
+
+
+def torch_runner(model: nn.Module, card: ModelCard | None = None, device: str = "cpu") -> Runner:
+    """A PyTorch model as a runner."""
+    card = card or card_of(model)
+    model = model.to(device).eval()
+    features = card.kind == "features"
+
+    @torch.inference_mode()
+    def forward(images: Tensor) -> Sequence[Tensor]:
+        images = images.to(device)
+        outputs = model.forward_intermediates(images, intermediates_only=True) if features else (model(images),)
+        return [output.float().cpu() for output in outputs]
+
+    return Runner(f"PyTorch, {form_of(model)}", card, forward, net=model)
+
+
+def pretrained(name: str) -> nn.Module:
+    """A model of timm's with its pretrained weights, or an error that says why they cannot be had."""
+    try:
+        return timm.create_model(name, pretrained=True)
+    except Exception as error:  # no weights known, no network, a hub's own errors
+        raise CheckpointError(
+            f"{name}: its pretrained weights cannot be had ({first_line(error)}); give a file"
+        ) from None
