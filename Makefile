@@ -20,7 +20,7 @@ demo: env ## train on handwritten digits, evaluate, fuse, export to ONNX; print 
 test: env-full ## the whole test suite
 	$(RUN) -m pytest -m "not heavy"
 
-FAST = tests/ops tests/layers tests/models tests/io tests/test_rooms.py tests/test_text.py tests/test_handler.py
+FAST = tests/ops tests/layers tests/models tests/io tests/test_rooms.py tests/test_text.py
 
 test-fast: env ## operators, layers, models and files: under 3 minutes, without the mm packages
 	$(RUN) -m pytest -m "not heavy" $(FAST)
