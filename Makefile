@@ -3,7 +3,7 @@ PYTHON ?= python3
 RUN = .venv/bin/python
 RUFF = PYTHON=$(PYTHON) bash scripts/setup_env.sh lint
 
-.PHONY: help env env-full demo test test-heavy lint format lock clean clean-env
+.PHONY: help env env-full demo test test-fast test-heavy lint format lock clean clean-env
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -19,6 +19,11 @@ demo: env ## train on handwritten digits, evaluate, fuse, export to ONNX; print 
 
 test: env-full ## the whole test suite
 	$(RUN) -m pytest -m "not heavy"
+
+FAST = tests/ops tests/layers tests/models tests/io tests/test_rooms.py tests/test_text.py
+
+test-fast: env ## operators, layers, models and files: under 3 minutes, without the mm packages
+	$(RUN) -m pytest -m "not heavy" $(FAST)
 
 test-heavy: env-full ## the checks that take long: training to an accuracy, many kills, compiling
 	$(RUN) -m pytest -m heavy

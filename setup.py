@@ -1,8 +1,10 @@
 """Packaging: version ranges here, the exact tested versions in requirements.txt."""
 
+import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).parent
 
@@ -19,9 +21,21 @@ EXTRAS = {
     "det": ["onedl-mmengine>=0.10.12,<0.11", "onedl-mmcv>=2.3.6,<2.4", "onedl-mmdetection>=3.5.1,<3.6"],
     "export": ["onnx>=1.17", "onnxscript>=0.5", "onnxruntime>=1.20", "openvino>=2025.0", "nncf>=2.14"],
     "wandb": ["wandb>=0.19"],
-    "dev": ["pytest>=8", "pytest-timeout>=2.3", "ruff>=0.9", "build>=1.2"],
+    "dev": ["pytest>=8", "pytest-timeout>=2.3", "ruff>=0.9", "build>=1.2", "import-linter>=2"],
 }
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
+
+
+class BuildWithConfigs(build_py):
+    """The wheel carries configs/ as wbmm/configs; a checkout reads the folder where it is."""
+
+    def run(self):
+        super().run()
+        if not self.editable_mode:
+            target = Path(self.build_lib, "wbmm", "configs")
+            shutil.rmtree(target, ignore_errors=True)  # of an earlier build
+            shutil.copytree(ROOT / "configs", target, ignore=shutil.ignore_patterns("__pycache__"))
+
 
 setup(
     name="wbmm",
@@ -33,8 +47,9 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10,<3.13",
     packages=find_packages(include=["wbmm", "wbmm.*"]),
-    package_data={"wbmm": ["zoo.yaml", "tables/tables.yaml"]},
-    install_requires=["torch>=2.7,<2.13", "torchvision>=0.22,<0.28", "timm>=1.0.30,<1.1"],
+    package_data={"wbmm": ["*.yaml", "bench/*.csv"]},
+    cmdclass={"build_py": BuildWithConfigs},
+    install_requires=["torch>=2.9,<2.13", "torchvision>=0.24,<0.28", "timm>=1.0.30,<1.1"],
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["wbmm=wbmm.cli:main"]},
 )

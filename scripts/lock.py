@@ -40,7 +40,7 @@ HEADER = """\
 SECTIONS = {
     "lint": ["ruff"],
     "build": ["setuptools>=80,<82", "wheel", "packaging", "ninja", "torch", "torchvision"],
-    "demo": ["wbmm[train,export]"],
+    "demo": ["wbmm[train,export,dev]"],
     "full": ["wbmm[all]"],
     "mmcv": [],  # from source, against everything above
 }

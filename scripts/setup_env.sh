@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Set up the environment of this checkout as .venv/.
 #
-#   scripts/setup_env.sh demo      core + train + export
+#   scripts/setup_env.sh demo      core + train + export, and what the tests need
 #   scripts/setup_env.sh full      everything, with mmcv's operators built from source
 #   scripts/setup_env.sh lint      ruff alone, without .venv/; prints its path
 #   scripts/setup_env.sh remove    delete every cached environment
@@ -20,7 +20,7 @@ PYTHON=${PYTHON:-python3}
 ENV_HOME=${WBMM_ENV_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/wbmm/env}
 PROFILE=${1:-full}
 declare -A SECTIONS=([lint]="lint" [demo]="lint build demo" [full]="lint build demo full")
-declare -A EXTRAS=([demo]="train,export" [full]="all")
+declare -A EXTRAS=([demo]="train,export,dev" [full]="all")
 
 say() { printf '[setup] %s\n' "$*" >&2; }
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-pytest_plugins = ["tests.fixtures.training", "tests.fixtures.trained_model"]
+pytest_plugins = ["tests.fixtures.training", "tests.fixtures.trained_model", "tests.fixtures.reads"]
 
 
 @pytest.fixture(autouse=True)

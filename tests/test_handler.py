@@ -2,11 +2,14 @@
 
 import subprocess
 import sys
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 
+from wbmm.extras import PACKAGES
 from wbmm.handler import run_command
 
 ROOT = Path(__file__).parents[1]
@@ -90,3 +93,29 @@ def test_a_command_as_typed(tmp_path):
         done = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, check=False)
         assert done.returncode == expected, done.stderr
         assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (
+            ModuleNotFoundError("No module named 'onnx'", name="onnx"),
+            "No module named 'onnx': pip install 'wbmm[export]'",
+        ),
+        (ImportError("needs mmcv: pip install x", name="mmcv"), "needs mmcv: pip install x"),
+        (ModuleNotFoundError("No module named 'foo'", name="foo"), "No module named 'foo'"),
+    ],
+)
+def test_a_missing_package_is_named_with_what_brings_it(error, line, capsys):
+    def fail():
+        raise error
+
+    assert run_command("wbmm x", fail) == 1
+    assert capsys.readouterr().err == f"wbmm x: {line}\n"
+
+
+def test_the_optional_packages_are_those_of_the_extras():
+    wanted = {(requirement.name, str(requirement.marker)) for requirement in map(Requirement, requires("wbmm"))}
+    for package in PACKAGES:
+        if package.extra != "core":
+            assert (package.distribution, f'extra == "{package.extra}"') in wanted

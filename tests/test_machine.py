@@ -1,4 +1,4 @@
-"""OpenVINO and NNCF are kept from reporting their use."""
+"""OpenVINO and NNCF are kept from reporting their use; the precision of float32 on a GPU."""
 
 import os
 import subprocess
@@ -6,6 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from wbmm.machine import set_precision
 
 ROOT = Path(__file__).parents[1]
 # Not in pytest's own process, where NNCF is silent by itself. Whatever would go out is written down and stopped.
@@ -27,14 +30,15 @@ from pathlib import Path
 from wbmm.io.card import ModelCard
 from wbmm.deploy.export import to_openvino
 from wbmm.deploy.quantize.with_openvino import OpenVino
-from wbmm.deploy.runtime import need, open_runner
+from wbmm.deploy.packages import need
+from wbmm.deploy.runtime import open_runner
 
 openvino, folder = need("openvino"), Path(sys.argv[1])
 card = ModelCard(model="wbmm_a", num_classes=4, input_size=(3, 16, 16))
 net = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()).eval()
 images = torch.randn(2, 3, 16, 16)
 model = openvino.convert_model(net, example_input=images[:1], input=(1, 3, 16, 16))
-to_openvino.save(model, card, folder / "net.xml")
+to_openvino.save_openvino(model, card, folder / "net.xml")
 OpenVino(folder / "net.xml", card).quantize(images, set(), folder / "int8.xml")
 assert open_runner(folder / "int8.xml")(images).shape == (2, 4)
 
@@ -73,3 +77,19 @@ def test_a_package_that_somebody_else_imported_is_silenced(monkeypatch):
     silence_telemetry()
     package.main.TelemetrySender.send(None, None, None)
     assert not sent
+
+
+@pytest.mark.parametrize(("precision", "tf32"), [("tf32", True), ("ieee", False)])
+def test_precision_is_set_for_products_and_convolutions(precision, tf32):
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    try:
+        set_precision(precision)
+        assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (tf32, tf32)
+        assert torch.backends.mkldnn.matmul.fp32_precision != "tf32"  # a CPU computes as before
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+def test_an_unknown_precision_names_those_that_there_are():
+    with pytest.raises(ValueError, match="'fp8': expected one of tf32, ieee"):
+        set_precision("fp8")

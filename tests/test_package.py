@@ -53,7 +53,9 @@ def test_the_wheel_holds_wbmm_only(tmp_path):
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0].split("-")[0] for name in names} == {"wbmm"}
-    assert "wbmm/zoo.yaml" in names
+    data = {"wbmm/zoo.yaml", "wbmm/zoo_counts.yaml", "wbmm/paper_tables.yaml"}
+    configs = [path for path in (ROOT / "configs").rglob("*") if path.suffix in (".yaml", ".py")]
+    assert data | {f"wbmm/{path.relative_to(ROOT).as_posix()}" for path in configs} <= set(names)
     assert "wbmm/models/wbmm.py" in names
     assert not any("tests" in name for name in names)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from wbmm.text import printable, render_table
+from wbmm.text import first_line, printable, render_table, some
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,21 @@ def test_long_text_is_cut():
     assert printable("a" * 200) == "a" * 200
 
 
+def test_some_names():
+    assert some(["a", "b", "c"]) == "a, b, c"
+    assert some(list("abcdefg")) == "a, b, c and 4 more"
+    assert some(list("abc"), most=1) == "a and 2 more"
+    assert some([]) == ""
+    assert some(["\x1b[2J"]) == r"\x1b[2J"
+
+
 def test_cells_of_a_table():
     assert "\x1b" not in render_table(("name", "n"), [["\x1b[31mred\n", 1]])
     assert r"\x1b[31mred\n" in render_table(("name", "n"), [["\x1b[31mred\n", 1]], markdown=True)
+
+
+def test_the_first_line_of_an_error():
+    assert first_line(ValueError("\n two words\nmore")) == "two words"
+    assert first_line(KeyError()) == "KeyError"
+    assert first_line(OSError("a\x1b[31mb")) == r"a\x1b[31mb"
+    assert len(first_line(ValueError("x" * 1000))) == 300

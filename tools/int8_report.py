@@ -5,7 +5,9 @@ python tools/int8_report.py runs/compare-digits/wbmm_a-seed0 runs/compare-fashio
 
 import sys
 
-from wbmm.deploy.quantize.report import main
+from wbmm.deploy.quantize.int8_page import main
+
+RESULTS = "docs/results/int8.md"
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["--results", RESULTS, *sys.argv[1:]]))

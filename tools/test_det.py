@@ -5,7 +5,7 @@ python tools/test_det.py configs/coco/wbmm-t-dense_cascade-mask-rcnn_8xb2-3x_coc
 
 import sys
 
-from wbmm.mm.runner import evaluate_tool
+from wbmm.mm.tools import evaluate_tool
 
 if __name__ == "__main__":
     sys.exit(evaluate_tool("det"))

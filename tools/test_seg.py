@@ -5,7 +5,7 @@ python tools/test_seg.py configs/ade20k/wbmm-t-dense_upernet_8xb2-160k_ade20k-51
 
 import sys
 
-from wbmm.mm.runner import evaluate_tool
+from wbmm.mm.tools import evaluate_tool
 
 if __name__ == "__main__":
     sys.exit(evaluate_tool("seg"))

@@ -8,7 +8,7 @@ import sys
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from wbmm.train.run import main
+from wbmm.train.fit import main
 
 if __name__ == "__main__":
     sys.exit(record(main)())

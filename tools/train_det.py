@@ -6,7 +6,7 @@ torchrun --nproc_per_node=8 tools/train_det.py configs/coco/wbmm-t-hier_cascade-
 
 import sys
 
-from wbmm.mm.runner import train_tool
+from wbmm.mm.tools import train_tool
 
 if __name__ == "__main__":
     sys.exit(train_tool("det"))

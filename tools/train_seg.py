@@ -6,7 +6,7 @@ torchrun --nproc_per_node=8 tools/train_seg.py configs/ade20k/wbmm-t-hier_uperne
 
 import sys
 
-from wbmm.mm.runner import train_tool
+from wbmm.mm.tools import train_tool
 
 if __name__ == "__main__":
     sys.exit(train_tool("seg"))

@@ -1,3 +1,5 @@
+"""`python -m wbmm`: the same as the `wbmm` command."""
+
 import sys
 
 from .cli import main

@@ -5,19 +5,20 @@ import importlib
 import sys
 
 from .handler import run_command
+from .version import __version__
 
 COMMANDS = {
     "list": ("wbmm.commands.list", "the family: parameters, FLOPs, the paper's figures, weights"),
     "info": ("wbmm.commands.info", "one model, stage by stage"),
     "doctor": ("wbmm.commands.doctor", "versions, usable backends and extras, and what to install for the rest"),
-    "train": ("wbmm.train.run", "train a model from a configuration file"),
-    "runs": ("wbmm.train.report", "compare training runs"),
+    "train": ("wbmm.train.fit", "train a model from a configuration file"),
+    "runs": ("wbmm.train.runs", "compare training runs"),
     "reparam": ("wbmm.commands.reparam", "a checkpoint to its fused inference form"),
     "export": (
         "wbmm.commands.export",
         "a checkpoint to ONNX, OpenVINO or torch.export, checked in its own runtime",
     ),
-    "quantize": ("wbmm.deploy.quantize.quantize", "a checkpoint to INT8 or half precision, with accuracy and latency"),
+    "quantize": ("wbmm.commands.quantize", "a checkpoint to INT8 or half precision, with accuracy and latency"),
     "predict": ("wbmm.deploy.predict", "classes of images, from any form of a model file"),
     "eval": ("wbmm.deploy.evaluate", "accuracy on a labelled folder, of any form of a model file"),
     "segment": ("wbmm.mm.segment", "pictures with the classes of their pixels in colour, and a legend"),
@@ -43,8 +44,6 @@ def main(argv: list[str] | None = None) -> int:
         print(_overview())
         return 0 if argv else 2
     if argv[0] in ("-V", "--version"):
-        from .version import __version__
-
         print(f"wbmm {__version__}")
         return 0
     name, rest = argv[0], argv[1:]
@@ -67,7 +66,3 @@ def _run(name: str, rest: list[str]) -> int:
     # So that options may stand between arguments, as in `wbmm export IN --format onnx OUT`; not with subcommands.
     nested = any(isinstance(action, argparse._SubParsersAction) for action in parser._actions)
     return module.run(parser.parse_args(rest) if nested else parser.parse_intermixed_args(rest))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 
+from .extras import install_command
 from .text import printable
 
 __all__ = ["INTERRUPTED", "run_command"]
@@ -62,7 +63,10 @@ def _explain(error: Exception) -> str | None:
         where = f"{error.filename}: " if error.filename is not None else ""
         return f"{where}{error.strerror}"
     if isinstance(error, ImportError):  # a package of an extra is missing; a module of our own would be a bug
-        return None if (error.name or "").startswith("wbmm") else text or f"the package {error.name} is missing"
+        command = install_command(error.name)
+        advice = f": {command}" if command and "pip install" not in text else ""
+        text = text or f"the package {error.name} is missing"
+        return None if (error.name or "").startswith("wbmm") else f"{text}{advice}"
     if isinstance(error, MemoryError) or any(sign in text.lower() for sign in _MEMORY):
         first = (text.splitlines() or ["MemoryError"])[0]
         return f"out of memory ({first[:200]}); use a smaller batch, image size or model"

@@ -1,4 +1,4 @@
-"""Text for people: tables, and what a file says made safe to print."""
+"""Text for people: tables, lists of names, and what a file says made safe to print."""
 
 from collections.abc import Sequence
 
@@ -14,6 +14,17 @@ def printable(text: object, limit: int = LONGEST) -> str:
     text = str(text)
     cut = text if len(text) <= limit else f"{text[: limit - 3]}..."
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in cut)
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line of printable text; its type where it says nothing."""
+    return printable((str(error).strip().splitlines() or [type(error).__name__])[0], limit=300)
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """The first `most` names and how many more there are: `a, b, c and 4 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(printable, names[:most])) + more
 
 
 def render_table(headers: Sequence[str], rows: Sequence[Sequence[object]], markdown: bool = False) -> str:

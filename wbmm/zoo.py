@@ -1,10 +1,15 @@
-"""The zoo, read from `zoo.yaml`: names, tasks, architectures, the paper's figures, configs and weights."""
+"""The zoo, read from `zoo.yaml`: names, tasks, architectures, the paper's figures, configs and weights.
+
+`zoo_counts.yaml` beside it holds what was counted of each model: a listing need not build them.
+"""
 
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from importlib import resources
 
 import yaml
+
+__all__ = ["ZooModel", "load_counts", "load_zoo"]
 
 
 @dataclass(frozen=True)
@@ -49,3 +54,8 @@ def load_zoo() -> dict[str, ZooModel]:
         tuples = {key: tuple(entry[key]) for key in ("dims", "pattern", "window") if key in entry}
         zoo[name] = ZooModel(name=name, **{**entry, **tuples})
     return zoo
+
+
+def load_counts() -> dict[str, dict[str, int]]:
+    """Name to `params` and `params_fused` (compact), and `macs`: multiply-adds of the fused form at 224x224."""
+    return yaml.safe_load(resources.files("wbmm").joinpath("zoo_counts.yaml").read_text(encoding="utf-8"))

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from wbmm import cli
-from wbmm.bench.forms import build
+from wbmm.bench.candidates import build
 from wbmm.layers import FusedBlock
 from wbmm.timing import Timing, remove_outliers, time_interleaved
 
@@ -61,3 +61,38 @@ def test_bench_model(capsys):
     assert rows[0][-1] == "1.00x"
     assert "32x48" in out
     assert torch.__version__ in out
+
+
+def test_a_cuda_device_is_timed_by_its_own_events(monkeypatch):
+    """Two events on the stream of the device that was asked for, not the clock around the launches."""
+    log = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            log.append("record")
+
+        def synchronize(self):
+            log.append("wait")
+
+        def elapsed_time(self, end):
+            return 250.0
+
+    class Device:
+        def __init__(self, device):
+            log.append(str(device))
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            return None
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append(f"synchronize {device}"))
+    timings = time_interleaved({"a": lambda: log.append("call")}, rounds=1, warmup=0, device="cuda:1")
+    assert log == ["cuda:1", "synchronize cuda:1", "record", "call", "record", "wait"]
+    assert timings["a"].seconds == (0.25,)

@@ -25,7 +25,7 @@ def test_the_papers_flops(letter, name):
 
 
 def test_what_is_counted_is_what_the_configuration_builds():
-    """The heads are written twice, here and in configs/coco: their parameters must agree, name by name."""
+    """Nothing is left out of the configuration's model, and nothing added to it: parameters agree, name by name."""
     from tests.mm.test_configs import build_on_meta
 
     path = ROOT / "configs" / "coco" / "wbmm-t-dense_cascade-mask-rcnn_8xb2-3x_coco.py"

@@ -1,17 +1,25 @@
 """The command line as a user meets it."""
 
+import ast
+import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import wbmm
 from wbmm import cli
 from wbmm.commands import doctor
-from wbmm.zoo import load_zoo
+from wbmm.extras import Package
+from wbmm.zoo import load_counts, load_zoo
 
 ROOT = Path(__file__).parents[2]
 README = ROOT / "models" / "README.md"
+_spec = importlib.util.spec_from_file_location("count_zoo", ROOT / "scripts" / "count_zoo.py")
+count_zoo = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(count_zoo)
 
 
 def run(capsys, *argv):
@@ -25,6 +33,51 @@ def test_module_and_overview():
     assert result.returncode == 2
     for name in cli.COMMANDS:
         assert f"  {name} " in result.stdout
+
+
+SCRIPT = "import sys\nfrom wbmm.cli import main\nsys.exit(main())\n"  # as pip writes it
+
+
+@pytest.mark.parametrize("started", ["script", "module"])
+@pytest.mark.parametrize("argv", [["--help"], ["--version"], ["list"], ["bench", "--help"]])
+def test_what_needs_no_torch_does_not_import_it(started, argv, tmp_path):
+    """Of which a user would wait seconds for a line of help."""
+    (tmp_path / "wbmm").write_text(SCRIPT)
+    start = [str(tmp_path / "wbmm")] if started == "script" else ["-m", "wbmm"]
+    result = subprocess.run(
+        [sys.executable, "-X", "importtime", *start, *argv],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert result.returncode == 0, result.stderr
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    assert "wbmm.cli" in imported
+    assert imported.isdisjoint({"torch", "timm", "torchvision", "numpy", "wbmm.models"})
+
+
+@pytest.mark.parametrize("order", ["timm, wbmm", "wbmm, timm"])
+def test_a_program_that_imports_the_package_has_the_models_at_once(order, tmp_path):
+    program = tmp_path / "wbmm_program.py"
+    program.write_text(
+        f"import {order}\nprint(timm.is_model('wbmm_t'), all(hasattr(wbmm, name) for name in wbmm.__all__))\n"
+    )
+    result = subprocess.run([sys.executable, str(program)], capture_output=True, text=True)
+    assert result.stdout.strip() == "True True", result.stderr
+
+
+def test_no_module_imports_the_names_of_the_package():
+    """They are not there when the process is the command: each module imports what it uses from where that is."""
+    offered = set(wbmm.__all__) - {"models", "__version__"}
+    found = []
+    for path in (ROOT / "wbmm").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = {alias.name for alias in node.names} if isinstance(node, ast.Import | ast.ImportFrom) else set()
+            of_package = isinstance(node, ast.ImportFrom) and node.module == "wbmm" and names & offered
+            if of_package or (isinstance(node, ast.Import) and "wbmm" in names):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert found == []
 
 
 def test_unknown_command(capsys):
@@ -49,6 +102,20 @@ def test_list(capsys):
     assert [row[0] for row in rows] == ["wbmm_t", "wbmm_t_dense", "wbmm_t_hier"]
     assert rows[0][1:7] == ["classification", "31.07", "31.01", "31.0", "4.77", "4.8"]
     assert run(capsys, "list", "resnet*")[0] == 1
+
+
+def test_every_model_is_counted():
+    assert list(load_counts()) == list(load_zoo()), "run: python scripts/count_zoo.py"
+
+
+@pytest.mark.parametrize("name", ["wbmm_a", "wbmm_t_hier", "unireplknet_a"])
+def test_the_counts_are_those_of_the_models(name):
+    assert load_counts()[name] == count_zoo.count(name), "run: python scripts/count_zoo.py"
+
+
+@pytest.mark.heavy
+def test_all_counts_are_those_of_the_models():
+    assert load_counts() == {name: count_zoo.count(name) for name in load_zoo()}, "run: python scripts/count_zoo.py"
 
 
 def test_the_zoo_table_is_what_the_command_prints(capsys):
@@ -109,9 +176,10 @@ def test_doctor(capsys):
 
 
 def test_doctor_says_what_to_install():
-    ok, version, advice = doctor.check_package(doctor.Package("no-such-thing", "no_such_thing", "export"))
-    assert (ok, version, advice) == (False, "-", "in the checkout: pip install '.[export]'")
-    ok, version, advice = doctor.check_package(doctor.Package("timm", "no_such_thing"))
+    ok, version, advice = doctor.check_package(Package("no-such-thing", "openvino", "export"))
+    assert (ok, version, advice) == (False, "-", "pip install 'wbmm[export]'")
+    assert doctor.check_package(Package("no-such-thing", "no_such_thing"))[2] == "pip install no-such-thing"
+    ok, version, advice = doctor.check_package(Package("timm", "no_such_thing"))
     assert not ok
     assert "import fails: No module named 'no_such_thing'" in advice
 

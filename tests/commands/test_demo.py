@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 
 import pytest
 import torch
@@ -34,8 +35,9 @@ def test_a_folder_that_is_taken_gets_a_number(tmp_path):
 
 
 def test_missing_packages_are_named_before_training(monkeypatch):
-    monkeypatch.setitem(demo.PACKAGES, "no_such_package", "export")
-    with pytest.raises(ValueError, match=r"needs no_such_package: in the checkout, pip install '\.\[export\]'"):
+    monkeypatch.setitem(sys.modules, "onnx", None)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(ValueError, match=r"needs sklearn, onnx: pip install 'wbmm\[export,train\]'"):
         demo.run(arguments())
 
 

@@ -12,9 +12,10 @@ import wbmm
 from tests.fixtures.tiny import TINY, tiny
 from wbmm import cli
 from wbmm.commands import export as command
-from wbmm.deploy.export import ExportError, export_model, pipeline, to_openvino
-from wbmm.deploy.export.verify import Comparison, Shapes, compare, demand, sample
+from wbmm.deploy.export import ExportError, export_model, pipeline
+from wbmm.deploy.export.verify import Comparison, Shapes, check_tolerance, compare_outputs, sample
 from wbmm.deploy.runtime import Runner, open_runner
+from wbmm.io.atomic import atomic_model_path
 
 pytest.importorskip("onnxscript")
 
@@ -151,14 +152,14 @@ sys.exit(cli.main(["export", {str(checkpoint)!r}, "--format", {format!r}, "--siz
 
 def test_a_pair_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "net.xml"
-    with to_openvino.atomic_pair(path) as temporary:
+    with atomic_model_path(path) as temporary:
         temporary.write_text("xml")
         temporary.with_suffix(".bin").write_text("bin")
         assert not path.exists()
     assert (path.read_text(), path.with_suffix(".bin").read_text()) == ("xml", "bin")
-    with pytest.raises(ZeroDivisionError), to_openvino.atomic_pair(path, force=True) as temporary:
+    with pytest.raises(ZeroDivisionError), atomic_model_path(path, force=True) as temporary:
         temporary.with_suffix(".bin").write_bytes(b"new" * (1 // 0))
-    with pytest.raises(ValueError, match="could not write"), to_openvino.atomic_pair(tmp_path / "b.xml") as temporary:
+    with pytest.raises(ValueError, match="could not write"), atomic_model_path(tmp_path / "b.xml") as temporary:
         temporary.with_suffix(".bin").write_text("bin")  # and no .xml
     assert sorted(file.name for file in tmp_path.iterdir()) == ["net.bin", "net.xml"]
     assert path.with_suffix(".bin").read_text() == "bin"
@@ -203,7 +204,7 @@ def test_damaged_and_hostile_checkpoints(tmp_path, capsys):
 def test_missing_packages_are_named_before_any_work(checkpoint, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     error = refused(capsys, checkpoint, "--format", "onnx")
-    assert "needs the package onnxscript: in the checkout, pip install '.[export]'" in error
+    assert "needs the package onnxscript: pip install 'wbmm[export]'" in error
 
 
 def test_random_weights_count(tmp_path, stub, capsys, monkeypatch):
@@ -224,7 +225,7 @@ def test_what_cannot_be_dynamic_says_so(tmp_path):
 
     source = pipeline.Exportable(Pinned().eval(), sample_card(), ["logits"])
     with pytest.raises(ValueError, match=r"cannot be exported with batch 1, size any from 33 px") as caught:
-        pipeline.export_source(source, tmp_path / "net.pt2", dynamic_size=True)
+        pipeline.export_to_file(source, tmp_path / "net.pt2", dynamic_size=True)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
@@ -263,11 +264,11 @@ def test_images_to_compare_on():
 
 def test_comparing():
     x = torch.zeros(1, 3, 4, 4)
-    big = compare("a and b", "zeros", x, lambda x: [x + 100, x], lambda x: [x + 100.005, x])
+    big = compare_outputs("a and b", "zeros", x, lambda x: [x + 100, x], lambda x: [x + 100.005, x])
     assert big.within(1e-4)
     assert not big.within(1e-5)
     assert not Comparison("a", "b", (1,), 0.5, 2e-4).within(1e-4)
     with pytest.raises(ExportError, match=r"outputs of shape \[\(3, 4, 4\)\] instead of \[\(1, 3, 4, 4\)\]"):
-        compare("a and b", "zeros", x, lambda x: x, lambda x: x[0])
+        compare_outputs("a and b", "zeros", x, lambda x: x, lambda x: x[0])
     with pytest.raises(ExportError, match="differ by nan"):
-        demand([Comparison("a", "b", (1,), 1.0, 1.0), Comparison("a", "b", (1,), 1.0, float("nan"))], 1e-4)
+        check_tolerance([Comparison("a", "b", (1,), 1.0, 1.0), Comparison("a", "b", (1,), 1.0, float("nan"))], 1e-4)

@@ -1,6 +1,7 @@
 """`wbmm reparam` as a user meets it: what it reads, what it writes, what it prints."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import wbmm
 from tests.helpers import randomize
 from tests.reference import image, released_fused_state_dict, released_logits, released_state_dict
 from wbmm import cli
-from wbmm.data.images import photo_batch
+from wbmm.data.images import check_batch
 from wbmm.io.card import ModelCard
 from wbmm.io.reader import safe_load
 from wbmm.zoo import load_zoo
@@ -30,7 +31,7 @@ def train_a_little(model, steps=2, size=64):
     """Real optimiser steps from weights and statistics far from their initial values."""
     randomize(model).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    images = photo_batch(ModelCard(model="x", input_size=(3, size, size)), count=4)
+    images, _ = check_batch(ModelCard(model="x", input_size=(3, size, size)), count=4)
     for step in range(steps):
         loss = torch.nn.functional.cross_entropy(model(images), torch.arange(4) + step)
         optimizer.zero_grad()
@@ -47,9 +48,9 @@ def checkpoint(tmp_path):
 
 
 def agree(name, forms):
-    """The largest difference of the forms from the training form on photographs, over the largest output."""
+    """The largest difference of the forms from the training form on pictures, over the largest output."""
     model = train_a_little(timm.create_model(name))
-    images = photo_batch(ModelCard(model=name), count=2)
+    images, _ = check_batch(ModelCard(model=name), count=2)
     with torch.inference_mode():
         expected = model(images)
         scale = max(1.0, expected.abs().max().item())
@@ -61,13 +62,13 @@ def agree(name, forms):
 
 
 @pytest.mark.parametrize("name", ["wbmm_a", "wbmm_a_dense", "wbmm_a_hier"])
-def test_forms_agree_on_photographs_after_training(name):
+def test_forms_agree_on_pictures_after_training(name):
     agree(name, ["compact", "dense"])
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("name", load_zoo())
-def test_forms_of_every_variant_agree_on_photographs_after_training(name):
+def test_forms_of_every_variant_agree_on_pictures_after_training(name):
     agree(name, ["compact", "dense"] if name.split("_")[1] in "apt" else ["compact"])
 
 
@@ -85,7 +86,7 @@ def test_fused_file(checkpoint, tmp_path, capsys):
     assert card["source"]["file"] == "last.pt"
     assert len(card["source"]["sha256"]) == 64
     assert card["form"] == "compact"
-    images = photo_batch(ModelCard(model="wbmm_a"), count=2)
+    images, _ = check_batch(ModelCard(model="wbmm_a"), count=2)
     with torch.inference_mode():
         expected = wbmm.load_model(checkpoint)(images)
         torch.testing.assert_close(wbmm.load_model(out)(images), expected, rtol=1e-5, atol=1e-5)
@@ -128,7 +129,7 @@ def test_a_difference_above_the_tolerance_writes_nothing(checkpoint, tmp_path, c
 def test_a_run_is_reparameterised_with_its_average(tmp_path, capsys):
     """From a real run with an EMA; its transform and class names go into the file."""
     from wbmm.train.config import load_config
-    from wbmm.train.run import fit
+    from wbmm.train.fit import fit
 
     overrides = [
         "model.args={dims: [8, 16, 32, 64]}",
@@ -159,6 +160,14 @@ def test_nothing_to_fuse(tmp_path, capsys):
     assert "nothing to fuse in convnext_atto" in error
 
 
+def test_check_needs_no_photographs(checkpoint, tmp_path, capsys, monkeypatch):
+    """Neither a folder nor scikit-learn's: it draws its pictures, and says so."""
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    code, text, _ = run(capsys, checkpoint, tmp_path / "a.pth", "--check")
+    assert code == 0
+    assert "drawn landscapes (8, 3, 224, 224): outputs up to" in text
+
+
 def test_own_photographs(checkpoint, tmp_path, capsys):
     from PIL import Image
 
@@ -166,7 +175,16 @@ def test_own_photographs(checkpoint, tmp_path, capsys):
     Image.effect_noise((300, 250), 90).convert("RGB").save(tmp_path / "photos" / "a.png")
     code, text, _ = run(capsys, checkpoint, tmp_path / "a.pth", "--check", "--images", tmp_path / "photos")
     assert code == 0
-    assert "(1, 3, 224, 224)" in text
+    assert f"images of {tmp_path / 'photos'} (1, 3, 224, 224)" in text
     code, _, error = run(capsys, checkpoint, tmp_path / "b.pth", "--check", "--images", tmp_path / "none")
     assert code == 1
     assert "no such file or folder" in error
+
+
+@pytest.mark.parametrize("name", ["last.pt", "net.safetensors"])
+def test_a_checkpoint_is_read_once(name, tmp_path, capsys, count_reads):
+    """Its hash, for the card of the new file, is the only other pass over it."""
+    wbmm.save_model(timm.create_model("wbmm_a", num_classes=10).eval(), tmp_path / name)
+    with count_reads() as counts:
+        assert run(capsys, tmp_path / name, tmp_path / "fused.safetensors")[0] == 0
+    assert counts == {"read": 1, "state dict found": 1, "names converted": 0, "hashed": 1}

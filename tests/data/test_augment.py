@@ -2,7 +2,7 @@ import pytest
 from PIL import Image
 
 from wbmm.data.augment import seeded, train_transform
-from wbmm.data.config import AugmentConfig, DataConfig
+from wbmm.data.settings import AugmentConfig, DataConfig
 
 
 @pytest.mark.parametrize("auto", ["rand-m9-mstd0.5-inc1", "rand-m10-inc1", "rand-m0", "original", "augmix-m10"])

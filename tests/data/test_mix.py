@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from wbmm.data.config import MixConfig
 from wbmm.data.mix import BatchMixer
+from wbmm.data.settings import MixConfig
 
 
 def mixer(rank=0, seed=0, **mix):

@@ -213,11 +213,11 @@ def test_a_backbone_has_no_accuracy(trained, tmp_path, images, command, capsys):
 
 
 def test_models_with_other_classes_are_not_compared(trained, files, images, tmp_path, card):
-    from wbmm.deploy.evaluate import Outputs, _compared
+    from wbmm.deploy.evaluate import Evaluation, _compared
 
-    first = Outputs(torch.zeros(3, 4), torch.zeros(3), 1.0)
+    first = Evaluation(torch.zeros(3, 4), torch.zeros(3), 1.0)
     with pytest.raises(ValueError, match="cannot be compared"):
-        _compared(Outputs(torch.zeros(3, 7), torch.zeros(3), 1.0), first, card)
+        _compared(Evaluation(torch.zeros(3, 7), torch.zeros(3), 1.0), first, card)
 
 
 def test_outputs_that_are_not_finite_are_an_error(files, card, images):

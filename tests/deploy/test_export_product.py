@@ -52,7 +52,7 @@ class Products(nn.Module):
 def converted(module, example, dims=None):
     with torch.no_grad():
         program = torch.export.export(module.eval(), (example,), dynamic_shapes=(dims,) if dims else None)
-    return to_onnx.convert(program, [], dims)
+    return to_onnx.onnx_program(program, [], dims)
 
 
 def session(module, example, dims=None):

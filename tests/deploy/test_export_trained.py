@@ -16,7 +16,7 @@ import wbmm
 from wbmm.deploy.export import export_model
 from wbmm.deploy.runtime import open_runner
 from wbmm.train.config import load_config
-from wbmm.train.run import fit
+from wbmm.train.fit import fit
 
 DIGITS = Path(__file__).parents[2] / "configs" / "digits.yaml"
 

@@ -13,12 +13,11 @@ from timm.layers import LayerNorm2d
 
 from tests.fixtures.tiny import tiny
 from tests.helpers import randomize
-from wbmm.deploy import streams
-from wbmm.deploy.export import export_model
-from wbmm.deploy.export import to_openvino as for_openvino
+from wbmm.deploy.export import export_model, to_openvino
 from wbmm.deploy.export.graph import ConvolvedMixer, OpaqueMixer, opaque_convolution
-from wbmm.deploy.export.to_openvino import MapNorm, prepare
+from wbmm.deploy.export.to_openvino import MapNorm, rewrite_for_openvino
 from wbmm.deploy.runtime import open_runner
+from wbmm.deploy.runtime import openvino as openvino_runtime
 from wbmm.layers import FullConnection2d, FusedWBMM2d
 from wbmm.models.fuse import fuse
 from wbmm.ops import num_offsets, windowed
@@ -52,7 +51,7 @@ def test_convolutions_in_front_of_norms_are_centred():
     stem = fuse(tiny()).stem.double()
     x = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     expected = stem(x)
-    prepare(stem)
+    rewrite_for_openvino(stem)
     assert isinstance(stem.norm1, MapNorm)
     assert stem.norm1.centred
     assert stem.conv2(torch.randn(1, 4, 8, 8, dtype=torch.float64)).mean(1).abs().max() < 1e-12
@@ -69,7 +68,12 @@ def test_which_mixers_are_convolved():
             FullConnection2d(4, 7).fuse(),
         ]
     )
-    assert [type(mixer) for mixer in prepare(mixers)] == [ConvolvedMixer, OpaqueMixer, OpaqueMixer, OpaqueMixer]
+    assert [type(mixer) for mixer in rewrite_for_openvino(mixers)] == [
+        ConvolvedMixer,
+        OpaqueMixer,
+        OpaqueMixer,
+        OpaqueMixer,
+    ]
 
 
 @pytest.mark.parametrize("mode", ["zeros", "reflect", "replicate"])
@@ -132,7 +136,7 @@ def test_a_batch_that_is_interrupted_leaves_no_request_running(path, monkeypatch
     runner = open_runner(path)
     x = torch.randn(6, 3, 64, 64)
     expected = runner(x)
-    finish, calls = streams._finish, []
+    finish, calls = openvino_runtime._finish, []
 
     def fail(request):
         calls.append(request)
@@ -140,7 +144,7 @@ def test_a_batch_that_is_interrupted_leaves_no_request_running(path, monkeypatch
             raise error("stop")
         return finish(request)
 
-    monkeypatch.setattr(streams, "_finish", fail)
+    monkeypatch.setattr(openvino_runtime, "_finish", fail)
     with pytest.raises((error, ValueError), match="stop"):
         runner(x)
     monkeypatch.undo()
@@ -194,7 +198,7 @@ def test_the_stack_of_signals_stays(path):
 
 
 def test_importing_it_needs_no_openvino():
-    code = f"import sys; sys.modules['openvino'] = None; import {for_openvino.__name__}, wbmm.deploy.streams"
+    code = f"import sys; sys.modules['openvino'] = None; import {to_openvino.__name__}, wbmm.deploy.runtime"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

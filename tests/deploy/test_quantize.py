@@ -9,11 +9,11 @@ import torch
 
 from wbmm.data.images import open_labelled
 from wbmm.deploy.evaluate import agreement, collect
-from wbmm.deploy.quantize import pipeline
-from wbmm.deploy.quantize import quantize as table
+from wbmm.deploy.quantize import convert as conversion
+from wbmm.deploy.quantize import measure
 from wbmm.deploy.quantize.calibrate import read_calibration
-from wbmm.deploy.quantize.choose import Layer, Quality, choose, match_layers, quality
-from wbmm.deploy.quantize.pipeline import BACKENDS, QuantizeError, convert
+from wbmm.deploy.quantize.choose import Layer, Quality, choose_layers, match_layers, quality
+from wbmm.deploy.quantize.convert import BACKENDS, QuantizeError, convert_precision
 from wbmm.deploy.runtime import open_runner
 
 SUFFIX = {"onnx": ".onnx", "openvino": ".xml"}
@@ -24,7 +24,7 @@ GROUPS = {"convolution": 5, "depthwise": 2, "window": 3, "gate": 10, "expand": 5
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch):
     """No time is looked at here."""
-    monkeypatch.setattr(table, "PAUSE_S", 0.0)
+    monkeypatch.setattr(measure, "PAUSE_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def backend(request, files, card):
 def int8(backend, calibration, tmp_path_factory):
     """A file in INT8 with every layer quantised."""
     output = tmp_path_factory.mktemp("int8") / f"model{backend.suffix}"
-    return convert(backend, "int8", output, calibration, target=0)
+    return convert_precision(backend, "int8", output, calibration, target=0)
 
 
 def test_layers_are_grouped_by_what_they_do(backend):
@@ -70,7 +70,7 @@ def test_the_file_says_what_it_is(int8, card):
 def test_kept_layers_stay_in_float(backend, calibration, tmp_path, int8):
     """With everything but the classifier kept, the noise is the classifier's; and it is less than with all in INT8."""
     keep = [group for group in GROUPS if group != "head"]
-    result = convert(backend, "int8", tmp_path / f"model{backend.suffix}", calibration, keep, target=0)
+    result = convert_precision(backend, "int8", tmp_path / f"model{backend.suffix}", calibration, keep, target=0)
     assert len(result.layers) - len(result.choice.keep) == 1
     assert 0 < result.choice.after.noise < int8.choice.after.noise
     text = result.path.read_bytes()
@@ -80,7 +80,7 @@ def test_kept_layers_stay_in_float(backend, calibration, tmp_path, int8):
 def test_windowed_products_are_right_in_int8(backend, calibration, tmp_path):
     """A stack of matrices with one scale for each column would run in ONNX Runtime and give something else."""
     keep = [group for group in GROUPS if group != "window"]
-    result = convert(backend, "int8", tmp_path / f"model{backend.suffix}", calibration, keep, target=0)
+    result = convert_precision(backend, "int8", tmp_path / f"model{backend.suffix}", calibration, keep, target=0)
     assert 0 < result.choice.after.noise < 0.05
 
 
@@ -88,7 +88,7 @@ def test_windowed_products_are_right_in_int8(backend, calibration, tmp_path):
 def test_fp16(format, least, files, images, card, calibration, tmp_path):
     path = files["compact"] if format == "safetensors" else files[format]
     backend = BACKENDS[format](path, open_runner(path).card)
-    result = convert(backend, "fp16", tmp_path / f"model{backend.suffix}", calibration)
+    result = convert_precision(backend, "fp16", tmp_path / f"model{backend.suffix}", calibration)
     assert open_runner(result.path).card.dtype == "float16"
     sizes = [p.with_suffix(".bin").stat().st_size if p.suffix == ".xml" else p.stat().st_size for p in
              (path, result.path)]  # fmt: skip
@@ -101,7 +101,7 @@ def test_fp16(format, least, files, images, card, calibration, tmp_path):
 
 def test_bf16_weights(files, calibration, tmp_path):
     backend = BACKENDS["safetensors"](files["compact"], open_runner(files["compact"]).card)
-    result = convert(backend, "bf16", tmp_path / "model.safetensors", calibration)
+    result = convert_precision(backend, "bf16", tmp_path / "model.safetensors", calibration)
     assert result.card.dtype == "bfloat16"
     assert files["compact"].stat().st_size > 1.5 * result.path.stat().st_size
 
@@ -151,19 +151,19 @@ def fake(costs: dict[str, float]):
 
 def test_nothing_is_kept_when_nothing_hurts():
     attempt, tried = fake({"a1": 0.2, "b": 0.3})
-    choice = choose(LAYERS, attempt, 99, set())
+    choice = choose_layers(LAYERS, attempt, 99, set())
     assert (choice.keep, choice.groups, choice.alone) == (set(), [], {})
     assert len(tried) == 1
 
 
 def test_the_worst_group_is_kept_until_the_target_is_reached():
     attempt, _ = fake({"a1": 1, "a2": 1, "b": 10, "c": 0.5})
-    choice = choose(LAYERS, attempt, 97, set())
+    choice = choose_layers(LAYERS, attempt, 97, set())
     assert choice.groups == ["reduce"]
     assert choice.keep == {"b"}
     assert list(choice.alone) == ["reduce", "convolution", "head"]
     assert (choice.before.agreement, choice.after.agreement) == (87.5, 97.5)
-    assert choose(LAYERS, attempt, 99, set()).groups == ["reduce", "convolution"]
+    assert choose_layers(LAYERS, attempt, 99, set()).groups == ["reduce", "convolution"]
 
 
 def test_what_does_not_help_is_quantised_all_the_same():
@@ -172,14 +172,14 @@ def test_what_does_not_help_is_quantised_all_the_same():
     def attempt(keep):
         return Quality(80.0 if "b" in keep else 70.0, 0.1 if "b" in keep else 0.2)
 
-    choice = choose(LAYERS, attempt, 99, set())
+    choice = choose_layers(LAYERS, attempt, 99, set())
     assert choice.keep == {"b"}
     assert choice.after.agreement == 80
 
 
 def test_the_user_s_layers_are_never_quantised():
     attempt, tried = fake({"a1": 5, "b": 5})
-    choice = choose(LAYERS, attempt, 99, {"a1"})
+    choice = choose_layers(LAYERS, attempt, 99, {"a1"})
     assert all("a1" in keep for keep in tried)
     assert choice.keep == {"a1", "b"}
 
@@ -240,10 +240,10 @@ def test_fewer_images_than_asked_for_are_used_and_said(card, images, tmp_path, c
 
 
 def test_a_file_that_disagrees_is_deleted(backend, calibration, tmp_path, monkeypatch):
-    monkeypatch.setattr(pipeline, "LEAST_AGREEMENT", 100.1)
+    monkeypatch.setattr(conversion, "LEAST_AGREEMENT", 100.1)
     output = tmp_path / f"model{backend.suffix}"
     with pytest.raises(QuantizeError, match="it was deleted"):
-        convert(backend, "fp16", output, calibration)
+        convert_precision(backend, "fp16", output, calibration)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -259,9 +259,9 @@ def test_a_file_that_cannot_run_is_deleted(backend, calibration, tmp_path, monke
             runner._forward = fail
         return runner
 
-    monkeypatch.setattr(pipeline, "open_runner", opened)
+    monkeypatch.setattr(conversion, "open_runner", opened)
     with pytest.raises(QuantizeError, match="the converted file cannot be run and was deleted: "):
-        convert(backend, "fp16", tmp_path / f"model{backend.suffix}", calibration)
+        convert_precision(backend, "fp16", tmp_path / f"model{backend.suffix}", calibration)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -287,11 +287,11 @@ def test_the_command_prints_one_table(files, images, tmp_path, command, capsys):
 
 
 def test_a_checkpoint_is_fused_first(files, tmp_path, command, capsys):
-    """Without images the photographs that scikit-learn ships are compared on."""
+    """Without images drawn landscapes are compared on."""
     output = tmp_path / "model.safetensors"
     arguments = ("quantize", files["training"], output, "--format", "safetensors", "--precision", "bf16")
     assert command(*arguments) == 0
-    assert "agreement is on scikit-learn's photographs" in capsys.readouterr().out
+    assert "agreement is on drawn landscapes" in capsys.readouterr().out
     assert open_runner(output).card.form == "compact"
 
 

@@ -11,9 +11,9 @@ import torch
 import wbmm
 from tests.fuzz.mutate import ODD_VALUES, flip_bit, mutate_bytes, mutate_json
 from tests.helpers import randomize
-from wbmm.deploy import runtime
 from wbmm.deploy.export import to_openvino
 from wbmm.deploy.runtime import Runner, onnx_session, open_runner, openvino_model, torch_runner
+from wbmm.deploy.runtime import openvino as openvino_runtime
 from wbmm.io.card import ModelCard, card_of
 from wbmm.io.digest import DAMAGED, DIGEST_KEY, EMPTY, seal, verify_digest
 from wbmm.io.files import save_model
@@ -153,7 +153,7 @@ def test_damaged_and_missing_files(suffix, tmp_path):
 
 def write_openvino(path):
     openvino = pytest.importorskip("openvino")
-    to_openvino.save(openvino.convert_model(write_onnx(path.with_suffix(".onnx"))), CARD, path)
+    to_openvino.save_openvino(openvino.convert_model(write_onnx(path.with_suffix(".onnx"))), CARD, path)
     return path
 
 
@@ -167,7 +167,7 @@ def test_damage_is_found_before_a_runtime_sees_the_file(suffix, tmp_path, monkey
     file = path.with_suffix(suffix)
     data, rng = file.read_bytes(), random.Random(0)
     monkeypatch.setattr("onnxruntime.InferenceSession", None)
-    monkeypatch.setattr(runtime, "_core", lambda: None)
+    monkeypatch.setattr(openvino_runtime, "_core", lambda: None)
     slot = data.find(DIGEST_KEY.encode())
     tried = 0
     for number in range(100):
@@ -346,7 +346,7 @@ def test_names(monkeypatch):
         open_runner("wbmm_q")
     with pytest.raises(ValueError, match="wbmm_f: its pretrained weights cannot be had"):
         open_runner("wbmm_f")  # none are published
-    monkeypatch.setattr(runtime.timm, "create_model", lambda name, pretrained: ORIGINAL(name, **NARROW).eval())
+    monkeypatch.setattr(timm, "create_model", lambda name, pretrained: ORIGINAL(name, **NARROW).eval())
     runner = open_runner("wbmm_a")
     assert runner.card == card_of(ORIGINAL("wbmm_a", **NARROW))
     assert runner(torch.zeros(1, 3, 32, 32)).shape == (1, 10)
@@ -359,7 +359,7 @@ ORIGINAL = timm.create_model
 def test_missing_packages_are_named(package, suffix, tmp_path, monkeypatch):
     (tmp_path / f"net{suffix}").write_bytes(b"")
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(ValueError, match=rf"needs the package {package}: in the checkout, pip install '\.\[export\]'"):
+    with pytest.raises(ValueError, match=rf"needs the package {package}: pip install 'wbmm\[export\]'"):
         open_runner(tmp_path / f"net{suffix}")
 
 

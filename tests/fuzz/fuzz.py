@@ -213,7 +213,7 @@ def mm_formats() -> list[Format]:
         from mmengine.logging import HistoryBuffer
     except ImportError:
         return []
-    from wbmm.mm.resume import read_checkpoint
+    from wbmm.mm.mm_checkpoint import read_checkpoint
 
     backbone = {f"backbone.{key}": value for key, value in make().state_dict().items() if not key.startswith("head")}
     for i, dim in enumerate(ARCHITECTURE["dims"]):

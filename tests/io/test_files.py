@@ -201,3 +201,21 @@ def test_files_are_whole_or_not_there(tmp_path):
     with pytest.raises(ValueError, match=r"a\.txt: a model file ends with"):
         wbmm.save_model(model, tmp_path / "a.txt")
     assert [p.name for p in Path(tmp_path).iterdir()] == ["a.safetensors"]
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_a_file_is_read_once_and_its_names_converted_once(suffix, tmp_path, count_reads):
+    ours, released = tmp_path / f"ours{suffix}", tmp_path / f"released{suffix}"
+    wbmm.save_model(timm.create_model("wbmm_a", num_classes=10).eval(), ours)
+    state_dict = released_state_dict("wbmm_p")
+    if suffix == ".pth":
+        torch.save(state_dict, released)
+    else:
+        save_file({key: value.contiguous() for key, value in state_dict.items()}, released)
+    for path, converted in ((ours, 0), (released, 1)):
+        with count_reads() as counts:
+            model = wbmm.load_model(path)
+        assert counts == {"read": 1, "state dict found": 1, "names converted": converted, "hashed": 0}
+        with count_reads() as counts:
+            wbmm.load_weights(model, path)
+        assert counts == {"read": 1, "state dict found": 1, "names converted": converted, "hashed": 0}

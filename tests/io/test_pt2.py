@@ -14,7 +14,7 @@ import torch.nn as nn
 
 from tests.fixtures.tiny import tiny
 from tests.fuzz.mutate import flip_bit
-from wbmm.deploy.export import Exportable, export_source, to_torchexport
+from wbmm.deploy.export import Exportable, export_to_file, to_torchexport
 from wbmm.deploy.export.verify import Shapes
 from wbmm.deploy.runtime import open_runner
 from wbmm.io.card import ModelCard
@@ -49,7 +49,7 @@ def good(tmp_path_factory):
         nn.Conv2d(3, 5, 3, padding=1), nn.BatchNorm2d(5), nn.AdaptiveAvgPool2d(1), nn.Flatten(), Expand()
     ).eval()
     card = ModelCard(model="wbmm_a", num_classes=5, input_size=(3, 64, 64))
-    export_source(Exportable(net, card, ["logits"]), path, dynamic_batch=True)
+    export_to_file(Exportable(net, card, ["logits"]), path, dynamic_batch=True)
     return path
 
 
@@ -294,7 +294,7 @@ def test_the_list_has_what_models_of_ours_use(tmp_path):
     with pytest.raises(
         ValueError, match=r"odd computes torch\.ops\.aten\.special_bessel_j0\.default, which \.pt2 files may not hold"
     ):
-        export_source(Exportable(Odd().eval(), card, ["logits"]), tmp_path / "odd.pt2")
+        export_to_file(Exportable(Odd().eval(), card, ["logits"]), tmp_path / "odd.pt2")
     assert not (tmp_path / "odd.pt2").exists()
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 import wbmm
 from tests.helpers import randomize
 from wbmm.io.reader import safe_load
-from wbmm.io.weights import load_weights, read_state_dict
+from wbmm.io.weights import load_weights, read_state_dict, round_weights
 from wbmm.models.identify import identify
 from wbmm.models.state import CheckpointError, find_state_dict
 
@@ -182,3 +182,11 @@ def test_identify_knows_the_family(name):
 def test_what_does_not_fit_leaves_a_strict_false_load_alone():
     result = make().load_state_dict({"stem.conv1.bias": torch.zeros(4)}, strict=False)
     assert result.missing_keys
+
+
+def test_weights_that_a_smaller_type_does_not_hold():
+    state_dict = {"count": torch.tensor(7), "small": torch.ones(2), "large": torch.tensor([1.0, 1e5])}
+    with pytest.raises(ValueError, match="large has values above 65504, which float16 does not hold: leave it out"):
+        round_weights(state_dict, torch.float16, "leave it out")
+    rounded = round_weights(state_dict, torch.bfloat16, "leave it out")
+    assert [value.dtype for value in rounded.values()] == [torch.int64, torch.bfloat16, torch.bfloat16]

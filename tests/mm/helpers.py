@@ -11,7 +11,9 @@ import torch
 
 from tests.helpers import randomize
 from tests.reference import FOLDER, released_state_dict
+from wbmm.io import reader
 from wbmm.mm.backbone import WBMMBackbone
+from wbmm.mm.mm_checkpoint import MMCheckpoint
 from wbmm.ops import relative_index
 
 ROOT = Path(__file__).parents[2]
@@ -37,6 +39,13 @@ def checkpoint(model: torch.nn.Module, **meta) -> dict:
     state_dict = {f"backbone.{key}": value for key, value in model.state_dict().items()}
     state_dict["decode_head.conv_seg.weight"] = torch.arange(128.0).view(2, 64, 1, 1)
     return {"meta": meta, "state_dict": state_dict, "optimizer": {"state": {}}, "message_hub": {}}
+
+
+@torch.no_grad()
+def largest_difference(before: dict, after: dict, images: torch.Tensor) -> float:
+    """Between the maps that the backbones of two checkpoints give."""
+    maps = (MMCheckpoint(contents).backbone(images) for contents in (before, after))
+    return max((a - b).abs().max().item() for a, b in zip(*maps, strict=True))
 
 
 def released_dense_backbone(name: str, values: bool = True) -> dict[str, torch.Tensor]:
@@ -80,3 +89,15 @@ class Bomb:
 
     def __reduce__(self):
         return os.mkdir, (str(self.target),)
+
+
+def count_reads(monkeypatch) -> list[str]:
+    """A list that gets the name of each checkpoint file that is read from now on, by whoever reads it."""
+    names, original = [], reader._read_zip
+
+    def note(file):
+        names.append(Path(file.name).name)
+        return original(file)
+
+    monkeypatch.setattr(reader, "_read_zip", note)
+    return names

@@ -80,18 +80,7 @@ test_pipeline = [
     dict(type="LoadAnnotations"),
     dict(type="PackSegInputs"),
 ]
-tta_pipeline = [
-    dict(type="LoadImageFromFile"),
-    dict(
-        type="TestTimeAug",
-        transforms=[
-            [dict(type="Resize", scale=(4 * side, side), keep_ratio=True) for side in ({crop}, {crop} * 5 // 4)],
-            [dict(type="RandomFlip", prob=p, direction="horizontal") for p in (0.0, 1.0)],
-            [dict(type="LoadAnnotations")],
-            [dict(type="PackSegInputs")],
-        ],
-    ),
-]
+tta_ratios = (1.0, 1.25)
 loader = dict(num_workers=0, persistent_workers=False)
 data = dict(data_root="{data}", serialize_data=False)
 train_dataloader = dict(batch_size={batch}, dataset=dict(pipeline=train_pipeline, **data), **loader)

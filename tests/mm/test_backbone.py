@@ -9,7 +9,7 @@ import wbmm
 from tests.mm.helpers import NARROW, backbone, checkpoint, on_meta, released_dense_backbone
 from tests.reference import image, released_logits, released_state_dict
 from wbmm.mm.backbone import WBMMBackbone
-from wbmm.mm.reparam import build_backbone, fuse_mm_checkpoint
+from wbmm.mm.mm_checkpoint import MMCheckpoint
 
 
 @pytest.mark.parametrize("size", [(64, 64), (57, 130), (9, 33)])
@@ -137,9 +137,9 @@ def test_baselines(kwargs):
     model = backbone(**kwargs)
     x = torch.randn(1, 3, 40, 50)
     before = checkpoint(model)
-    after, _ = fuse_mm_checkpoint(before)
+    after, _ = MMCheckpoint(before).fuse()
     with torch.no_grad():
-        for a, b in zip(build_backbone(after)(x), model(x), strict=True):
+        for a, b in zip(MMCheckpoint(after).backbone(x), model(x), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 

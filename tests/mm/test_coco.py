@@ -83,6 +83,10 @@ def test_the_whole_of_coco_is_expected_otherwise(root, capsys):
             lambda c: c["annotations"][0].update(segmentation={"counts": [9], "size": [3, 3]}),
             "a run-length code of [3, 3] for an image of [128, 128]",
         ),
+        (
+            lambda c: c["annotations"][0].update(segmentation={"counts": [9], "size": [128, 128]}),
+            "the counts of its run-length code do not add up to 128x128 pixels",
+        ),
         (lambda c: c["annotations"][0].pop("area"), "annotation 1 has the area None"),
         (lambda c: c["annotations"][0].pop("iscrowd"), "annotation 1 has iscrowd None"),
         (lambda c: c["annotations"][0].update(id=0), "take the id 0 for no match"),
@@ -119,6 +123,24 @@ def test_remarks_on_what_training_leaves_out(root, capsys, change, message):
     code, text = check(root, capsys, *options, "--strict")
     assert code == 1
     assert "prepare_coco: 1 remark" in text
+
+
+def test_what_the_metrics_cannot_read_is_an_error_of_the_validation_set(root, capsys):
+    edit(root, lambda contents: contents["annotations"][0].update(segmentation=[[1, 2, 3, 4]]), "val2017")
+    code, text = check(root, capsys, "--any-count", "--classes", *CLASSES)
+    assert code == 1
+    assert "annotation 1 has a polygon of two points, which COCO's metrics cannot read" in text
+
+
+def test_boxes_by_two_corners(root):
+    def to_corners(contents):
+        for annotation in contents["annotations"]:
+            left, top, width, height = annotation["bbox"]
+            annotation["bbox"] = [left, top, left + width, top + height]
+
+    file = edit(root, to_corners)
+    with pytest.raises(ValueError, match=r"would fit as \[left, top, right, bottom\]"):
+        check_annotations(file, root / "train2017", CLASSES)
 
 
 def test_objects_of_no_class_are_counted(root, capsys):

@@ -14,6 +14,7 @@ from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS, DefaultScope
 import wbmm.mm.register  # noqa: F401
 from tests.mm.helpers import on_meta
 from wbmm.mm.build import without_sync_bn
+from wbmm.mm.runner import multi_scale_pipeline
 
 ROOT = Path(__file__).parents[2]
 # Parameters in M, the paper's and measured in training form. By our arithmetic the hierarchical tables add 2.0 and 2.4;
@@ -96,7 +97,7 @@ def test_segmentation(path):
     assert {g["layer"] for g in groups} == set(range(last + 2))
     assert min(g["lr_scale"] for g in groups) == pytest.approx(rate ** (last + 1))
     with DefaultScope.overwrite_default_scope("mmseg"):
-        for pipeline in (cfg.train_pipeline, cfg.test_pipeline, cfg.tta_pipeline):
+        for pipeline in (cfg.train_pipeline, cfg.test_pipeline, multi_scale_pipeline(cfg)[0]):
             assert Compose(pipeline).transforms
 
 
@@ -196,3 +197,15 @@ def test_the_data_can_be_elsewhere():
     set_data_root(cfg, "/data/coco")
     assert cfg.train_dataloader.dataset.dataset.data_root == "/data/coco"
     assert cfg.val_evaluator[0].ann_file == "/data/coco/annotations/a.json"
+
+
+def test_keys_that_are_nearly_known():
+    from wbmm.mm.runner import check_keys
+
+    for path in SEGMENTATION + DETECTION:
+        check_keys(Config.fromfile(path))
+    for wrong, right in {"optim_wraper": "optim_wrapper", "train_dataloder": "train_dataloader"}.items():
+        cfg = Config.fromfile(SEGMENTATION[0])
+        cfg[wrong] = {}
+        with pytest.raises(ValueError, match=f"unknown key '{wrong}'; did you mean '{right}'"):
+            check_keys(cfg)

@@ -16,16 +16,14 @@ from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
 from pycocotools import mask as rle
 
-from tests.mm.helpers import logged
+from tests.mm.helpers import checkpoint, logged
 from tests.mm.objects import write_config, write_objects
 from tests.mm.released import released_names
 from wbmm import cli
 from wbmm.mm.build import build_detector
-from wbmm.mm.resume import read_checkpoint
-from wbmm.mm.runner import add_test_arguments, prefer_fast_metrics
-from wbmm.mm.runner import evaluate_tool as main_test
-from wbmm.mm.runner import test as run_test
-from wbmm.mm.runner import train_tool as main_train
+from wbmm.mm.mm_checkpoint import read_checkpoint
+from wbmm.mm.runner import add_test_arguments, run_testing
+from wbmm.mm.tools import evaluate_tool, prefer_fast_metrics, train_tool
 
 EPOCHS, STEPS = 3, 4  # steps of an epoch
 SEEN: list[tuple] = []
@@ -61,7 +59,7 @@ def trained(config, tmp_path_factory):
     """A finished run: its folder, and what it saw."""
     folder = tmp_path_factory.mktemp("run")
     SEEN.clear()
-    assert main_train("det", [str(config), "--work-dir", str(folder)]) == 0
+    assert train_tool("det", [str(config), "--work-dir", str(folder)]) == 0
     return folder, list(SEEN)
 
 
@@ -69,7 +67,7 @@ def evaluate(config, checkpoint, work_dir, *options):
     parser = argparse.ArgumentParser()
     add_test_arguments(parser, "det")
     argv = [str(config), str(checkpoint), "--work-dir", str(work_dir), *options]
-    return run_test("det", parser.parse_args(argv))
+    return run_testing("det", parser.parse_args(argv))
 
 
 def detections(model, config, data):
@@ -105,7 +103,7 @@ def test_resuming_continues_where_the_run_was(trained, config, tmp_path):
     shutil.copy(folder / "epoch_1.pth", tmp_path)
     (tmp_path / "epoch_2.pth").write_bytes(b"PK cut off")  # passed over
     SEEN.clear()
-    assert main_train("det", [str(config), "--work-dir", str(tmp_path), "--resume"]) == 0
+    assert train_tool("det", [str(config), "--work-dir", str(tmp_path), "--resume"]) == 0
     assert [entry[:2] for entry in SEEN] == [entry[:2] for entry in undisturbed[STEPS:]]
     for new, old in zip(SEEN, undisturbed[STEPS:], strict=True):
         assert new[2] == old[2]
@@ -115,7 +113,7 @@ def test_resuming_continues_where_the_run_was(trained, config, tmp_path):
 
 
 def test_a_folder_with_a_run_is_not_overwritten(trained, config, capsys):
-    assert main_train("det", [str(config), "--work-dir", str(trained[0])]) == 1
+    assert train_tool("det", [str(config), "--work-dir", str(trained[0])]) == 1
     assert "of a run: continue it with --resume" in capsys.readouterr().err
 
 
@@ -185,7 +183,7 @@ class TestErrors:
     """What the user can mend: one sentence, code 2."""
 
     def fails(self, capsys, config, work_dir, message, *options):
-        assert main_train("det", [str(config), "--work-dir", str(work_dir), *options]) == 1
+        assert train_tool("det", [str(config), "--work-dir", str(work_dir), *options]) == 1
         text = capsys.readouterr().err.strip().splitlines()[-1]
         assert text.startswith(("train_seg: ", "train_det: "))
         assert message in text
@@ -211,20 +209,26 @@ class TestErrors:
         self.fails(capsys, tmp_path / "no.py", tmp_path / "a", "there is no such configuration file")
         assert not (tmp_path / "a").exists()
 
+    def test_a_start_from_a_segmentor(self, data, tmp_path, capsys):
+        config = write_config(tmp_path / "tiny.py", data)
+        torch.save(checkpoint(build_detector(config).backbone), tmp_path / "seg.pth")
+        message = "seg.pth does not fit the configuration: not in the file: neck."
+        self.fails(capsys, config, tmp_path / "a", message, "--cfg-options", f"load_from={tmp_path / 'seg.pth'}")
+
     def test_testing(self, trained, config, tmp_path, capsys):
         checkpoint = str(trained[0] / f"epoch_{EPOCHS}.pth")
         options = ["--cfg-options", "model.roi_head.mask_head.conv_out_channels=8"]
-        assert main_test("det", [str(config), checkpoint, "--work-dir", str(tmp_path), *options]) == 1
+        assert evaluate_tool("det", [str(config), checkpoint, "--work-dir", str(tmp_path), *options]) == 1
         assert "does not fit the configuration: roi_head.mask_head.0" in capsys.readouterr().err
-        assert main_test("det", [str(config), checkpoint, "--data-root", str(tmp_path)]) == 1
+        assert evaluate_tool("det", [str(config), checkpoint, "--data-root", str(tmp_path)]) == 1
         assert "there is no such annotation file" in capsys.readouterr().err
         with pytest.raises(SystemExit):  # an option of segmentation alone
-            main_test("det", [str(config), checkpoint, "--tta"])
+            evaluate_tool("det", [str(config), checkpoint, "--tta"])
 
 
 def test_without_mmcvs_operators(capsys, monkeypatch, config):
-    monkeypatch.setattr("wbmm.mm.build.check_mmcv_ops", lambda: (False, "build it with its operators"))
-    assert main_train("det", [str(config)]) == 1
+    monkeypatch.setattr("wbmm.mm.check_mmcv_ops", lambda: (False, "build it with its operators"))
+    assert train_tool("det", [str(config)]) == 1
     assert capsys.readouterr().err.startswith("train_det: detection needs mmcv's operators: build it")
 
 

@@ -13,8 +13,8 @@ from tests.helpers import randomize
 from tests.mm.objects import CATEGORIES, write_config, write_objects
 from wbmm import cli
 from wbmm.mm.build import build_detector
-from wbmm.mm.coco import Numbering
-from wbmm.mm.drawing import draw_objects
+from wbmm.mm.detect import Numbering
+from wbmm.mm.pictures import draw_objects
 
 
 @pytest.fixture(scope="module")

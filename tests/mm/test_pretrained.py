@@ -55,7 +55,7 @@ def test_from_the_hub_by_name(tmp_path, monkeypatch):
     released = released_dense_backbone("wbmm_t_dense", values=False)
     released["stages.0.0.dwconv.relative_position_bias_table"] = torch.randn(80, 169)
     file, asked = save(tmp_path / "released.pth", {"model": released}), []
-    monkeypatch.setattr("timm.models._hub.download_from_hf", lambda *args: asked.append(args) or file)
+    monkeypatch.setattr("wbmm.mm.pretrained.download_from_hf", lambda *args: asked.append(args) or file)
     model = WBMMBackbone(arch="wbmm_t_dense")
     for name in ("wbmm_t_dense", "wbmm_t_dense.in1k"):
         load_pretrained(model, name)
@@ -66,7 +66,7 @@ def test_from_the_hub_by_name(tmp_path, monkeypatch):
     def fail(*args):
         raise OSError("no route to host")
 
-    monkeypatch.setattr("timm.models._hub.download_from_hf", fail)
+    monkeypatch.setattr("wbmm.mm.pretrained.download_from_hf", fail)
     with pytest.raises(
         CheckpointError, match=r"wbmm_t_dense: could not be downloaded .no route to host.; give a local"
     ):
@@ -103,6 +103,11 @@ def test_other_windows(tmp_path):
         (lambda: classifier("wbmm_a_hier", dims=(16, 16, 32, 64)).state_dict(), r"looks like a model outside the zoo"),
         (lambda: wbmm.fuse(classifier().eval()).state_dict(), "A fused checkpoint cannot go back to the training form"),
         (lambda: {"step": 3}, "no state dict found"),
+        (
+            lambda: timm.create_model("wbmm_a_hier").state_dict(),
+            r"may be of another shape \(stem.conv1.weight is \(.*\) in the file and \(4, 3, 3, 3\) in the backbone\)"
+            r".*In a configuration: model.backbone.arch='wbmm_a_hier'",
+        ),
     ],
 )
 def test_too_little_matches(tmp_path, contents, message):
@@ -202,7 +207,7 @@ def test_over_http_with_a_checksum(server, monkeypatch, caplog):
 
 def test_the_hubs_file_is_compared_too(server, tmp_path, monkeypatch):
     know(monkeypatch, "served.pth", "0" * 64)
-    monkeypatch.setattr("timm.models._hub.download_from_hf", lambda *args: str(tmp_path / "served.pth"))
+    monkeypatch.setattr("wbmm.mm.pretrained.download_from_hf", lambda *args: str(tmp_path / "served.pth"))
     with pytest.raises(CheckpointError, match=r"wbmm_a: its SHA-256 is"):
         load_pretrained(WBMMBackbone(**NARROW), "wbmm_a")
 

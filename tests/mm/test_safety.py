@@ -9,7 +9,8 @@ from mmengine.logging import HistoryBuffer
 from mmengine.runner import CheckpointLoader, load_checkpoint
 
 from tests.mm.helpers import Bomb
-from wbmm.mm.resume import read_checkpoint, use_safe_reader
+from wbmm.mm.loading import use_safe_reader
+from wbmm.mm.mm_checkpoint import read_checkpoint
 from wbmm.models.state import CheckpointError
 
 

@@ -12,17 +12,17 @@ from PIL import Image
 pytest.importorskip("mmseg")
 
 import wbmm
-from tests.mm.helpers import Bomb, logged
+from tests.mm.helpers import Bomb, count_reads, logged
 from tests.mm.released import released_names
 from tests.mm.shapes import write_config, write_shapes
 from wbmm import cli
 from wbmm.mm import register as hooks
-from wbmm.mm.build import build_segmentor
-from wbmm.mm.reparam import fuse_mm_checkpoint
-from wbmm.mm.resume import read_checkpoint
-from wbmm.mm.runner import evaluate_tool as main_test
-from wbmm.mm.runner import test as run_test
-from wbmm.mm.runner import train_tool as main_train
+from wbmm.mm.build import build_segmentor, load_mm_config
+from wbmm.mm.check_data import check_segmentation_data
+from wbmm.mm.loading import CLASSIFIERS, describe_misfit
+from wbmm.mm.mm_checkpoint import MMCheckpoint, read_checkpoint
+from wbmm.mm.runner import multi_scale_pipeline, run_testing
+from wbmm.mm.tools import evaluate_tool, train_tool
 
 ITERATIONS, INTERVAL = 8, 4
 
@@ -59,7 +59,7 @@ def watched():
 def trained(config, watched, tmp_path_factory):
     """A finished run: its folder, and what it saw."""
     folder = tmp_path_factory.mktemp("run")
-    assert main_train("seg", [str(config), "--work-dir", str(folder)]) == 0
+    assert train_tool("seg", [str(config), "--work-dir", str(folder)]) == 0
     seen = list(watched)
     watched.clear()
     return folder, seen
@@ -73,7 +73,7 @@ def evaluate(config, checkpoint, work_dir, *options):
     parser = argparse.ArgumentParser()
     add_test_arguments(parser, "seg")
     argv = [str(config), str(checkpoint), "--work-dir", str(work_dir), *options]
-    return run_test("seg", parser.parse_args(argv))
+    return run_testing("seg", parser.parse_args(argv))
 
 
 def test_the_loss_falls(trained):
@@ -86,13 +86,15 @@ def test_the_loss_falls(trained):
     assert not list(folder.glob(".*"))  # no temporary file
 
 
-def test_resuming_continues_where_the_run_was(trained, config, watched, tmp_path):
+def test_resuming_continues_where_the_run_was(trained, config, watched, tmp_path, monkeypatch):
     folder, undisturbed = trained
     shutil.copy(folder / f"iter_{INTERVAL}.pth", tmp_path)
     (tmp_path / f"iter_{INTERVAL + 1}.pth").write_bytes(b"PK cut off")  # passed over
     (tmp_path / "last_checkpoint").write_text("")  # as a kill leaves it
     watched.clear()
-    assert main_train("seg", [str(config), "--work-dir", str(tmp_path), "--resume"]) == 0
+    reads = count_reads(monkeypatch)
+    assert train_tool("seg", [str(config), "--work-dir", str(tmp_path), "--resume"]) == 0
+    assert reads == [f"iter_{INTERVAL}.pth"]
     assert [entry[0] for entry in watched] == list(range(INTERVAL, ITERATIONS))
     for (_, paths, rates, _), (_, old_paths, old_rates, _) in zip(watched, undisturbed[INTERVAL:], strict=True):
         assert paths == old_paths
@@ -103,7 +105,7 @@ def test_resuming_continues_where_the_run_was(trained, config, watched, tmp_path
 
 def test_a_folder_with_a_run_is_not_overwritten(trained, config, capsys):
     folder, _ = trained
-    assert main_train("seg", [str(config), "--work-dir", str(folder)]) == 1
+    assert train_tool("seg", [str(config), "--work-dir", str(folder)]) == 1
     assert f"already holds iter_{ITERATIONS}.pth of a run: continue it with --resume" in capsys.readouterr().err
 
 
@@ -120,6 +122,59 @@ def test_single_and_multi_scale_and_fused(trained, config, tmp_path, capsys):
     assert evaluate(config, tmp_path / "fused.pth", tmp_path / "c")["mIoU"] == pytest.approx(plain["mIoU"], abs=0.01)
     multi = evaluate(config, checkpoint, tmp_path / "d", "--tta", "--fuse", "dense")
     assert 0 <= multi["mIoU"] <= 100
+
+
+def test_scales_of_multi_scale_testing_follow_the_test_pipeline(config):
+    options = {"test_dataloader.dataset.pipeline.1.scale": (96, 48)}
+    pipeline, scales = multi_scale_pipeline(load_mm_config(config, options))
+    assert [step["scale"] for step in pipeline[1]["transforms"][0]] == [(96, 48), (120, 60)]
+    assert [step[0]["type"] for step in pipeline[1]["transforms"][2:]] == ["LoadAnnotations", "PackSegInputs"]
+    assert scales == "(96, 48), (120, 60)"
+    cfg = load_mm_config(config, {"tta_ratios": [0.5]})
+    del cfg.test_dataloader.dataset.pipeline[1]
+    pipeline, scales = multi_scale_pipeline(cfg)
+    assert pipeline[1]["transforms"][0][0]["scale_factor"] == 0.5
+    assert scales == "x0.5"
+    cfg.tta_pipeline = [{"type": "LoadImageFromFile"}]
+    assert multi_scale_pipeline(cfg)[0] == cfg.tta_pipeline
+
+
+def test_annotations_of_two_sets_in_one_folder(config):
+    expected = "data: 8 images for train, 2 images for val, 150 classes"
+    assert check_segmentation_data(load_mm_config(config)) == expected
+    shared = {"val_dataloader.dataset.data_prefix.seg_map_path": "annotations/training"}
+    assert check_segmentation_data(load_mm_config(config, shared)) == expected
+
+
+def own_data(tmp_path, data, ignored):
+    """The data as labels from 0 with another ignored label, and a configuration for them."""
+    root = tmp_path / "own"
+    shutil.copytree(data, root)
+    for file in root.glob("annotations/*/*.png"):
+        labels = np.array(Image.open(file)).astype(int) - 1
+        Image.fromarray(np.where(labels < 0, ignored, labels).astype(np.uint8)).save(file)
+    config = write_config(tmp_path / "own.py", root)
+    dataset = (
+        "dict(type='BaseSegDataset', metainfo=dict(classes=[str(i) for i in range(150)]), reduce_zero_label=False)"
+    )
+    text = "".join(f"{part}_dataloader['dataset'].update({dataset})\n" for part in ("train", "val"))
+    config.write_text(f"{config.read_text()}\n{text}test_dataloader = val_dataloader\n")
+    return config
+
+
+def test_another_ignored_label(data, tmp_path, capsys):
+    config = own_data(tmp_path, data, ignored=200)
+    assert train_tool("seg", [str(config), "--work-dir", str(tmp_path / "a")]) == 1
+    assert "label 200 with num_classes=150" in capsys.readouterr().err
+    options = ["--cfg-options", "model.decode_head.ignore_index=200", "train_cfg.val_interval=1"]
+    assert train_tool("seg", [str(config), "--work-dir", str(tmp_path / "b"), *options]) == 0
+    cfg = load_mm_config(tmp_path / "b" / "own.py")
+    assert cfg.model.auxiliary_head.ignore_index == cfg.model.data_preprocessor.seg_pad_val == 200
+    assert cfg.val_dataloader.dataset.ignore_index == cfg.val_evaluator.ignore_index == 200
+    assert [step.get("ignore_index") for step in cfg.train_dataloader.dataset.pipeline][3] == 200
+    both = [*options, "train_dataloader.dataset.ignore_index=7"]
+    assert train_tool("seg", [str(config), "--work-dir", str(tmp_path / "c"), *both]) == 1
+    assert "ignore_index is 200 in UPerHead and 7 in BaseSegDataset" in capsys.readouterr().err
 
 
 def test_reparam_touches_the_backbone_alone(trained, tmp_path, capsys):
@@ -169,7 +224,7 @@ class TestErrors:
     """What the user can mend: one sentence, code 2."""
 
     def fails(self, capsys, config, work_dir, message, *options):
-        assert main_train("seg", [str(config), "--work-dir", str(work_dir), *options]) == 1
+        assert train_tool("seg", [str(config), "--work-dir", str(work_dir), *options]) == 1
         text = capsys.readouterr().err.strip().splitlines()[-1]
         assert text.startswith(("train_seg: ", "train_det: "))
         assert message in text
@@ -192,12 +247,17 @@ class TestErrors:
         self.fails(capsys, config, tmp_path / "a", "one channel of labels; this one has the shape (8, 8, 3)")
         label.unlink()
         self.fails(capsys, config, tmp_path / "a", "1 of 8 images have no annotation; the first is")
+        image = root / "images" / "training" / "ADE_0002.jpg"
+        shutil.copy(root / "annotations" / "training" / "ADE_0004.png", label)
+        image.rename(tmp_path / "away.jpg")
+        self.fails(capsys, config, tmp_path / "a", "have no image ending with '.jpg'; the first is ADE_0002.png")
+        (tmp_path / "away.jpg").rename(image)
         shutil.rmtree(root / "annotations" / "validation")
         label.write_bytes((root / "annotations" / "training" / "ADE_0004.png").read_bytes())
         self.fails(capsys, config, tmp_path / "a", "annotations/validation; set data_root")
 
     def test_labels_that_only_training_meets(self, data, tmp_path, capsys, monkeypatch):
-        monkeypatch.setattr("wbmm.mm.data.check_segmentation_data", lambda cfg: None)
+        monkeypatch.setattr("wbmm.mm.runner.check_segmentation_data", lambda cfg: None)
         root = tmp_path / "ade"
         shutil.copytree(data, root)
         for file in (root / "annotations" / "training").glob("*.png"):
@@ -218,7 +278,7 @@ class TestErrors:
 
     def test_load_from(self, trained, config, tmp_path, capsys):
         contents = read_checkpoint(trained[0] / f"iter_{ITERATIONS}.pth")
-        torch.save(fuse_mm_checkpoint(contents)[0], tmp_path / "fused.pth")
+        torch.save(MMCheckpoint(contents).fuse()[0], tmp_path / "fused.pth")
         options = ["--cfg-options", f"load_from={tmp_path / 'fused.pth'}"]
         self.fails(capsys, config, tmp_path / "a", "fused (compact form), from which no training can start", *options)
         inner = {k.removeprefix("backbone."): v for k, v in contents["state_dict"].items() if k.startswith("backbone.")}
@@ -228,12 +288,28 @@ class TestErrors:
             capsys, config, tmp_path / "a", "start the backbone from them with model.backbone.init_cfg", *options
         )
 
+    def test_a_start_from_another_model(self, trained, data, config, tmp_path, capsys):
+        file = trained[0] / f"iter_{INTERVAL}.pth"
+        other = write_config(tmp_path / "other.py", data, dims=[8, 16, 32, 72])
+        message = (
+            "does not fit the configuration: backbone.stages.3.downsample.conv.weight is (64, 32, 3, 3) in the file"
+        )
+        self.fails(capsys, other, tmp_path / "a", message, "--resume", str(file))
+        text = self.fails(capsys, other, tmp_path / "b", message, "--cfg-options", f"load_from={file}")
+        assert text.endswith("name the file in model.backbone.init_cfg.checkpoint")
+        own = build_segmentor(load_mm_config(config, {"model.decode_head.num_classes": 149})).state_dict()
+        given = read_checkpoint(file)["state_dict"]
+        assert describe_misfit(own, given).startswith(
+            "decode_head.conv_seg.weight is (150, 64, 1, 1) in the file and (149"
+        )
+        assert describe_misfit(own, given, CLASSIFIERS) == ""
+
     def test_checkpoints_that_do_not_fit(self, trained, config, tmp_path, capsys):
         checkpoint = trained[0] / f"iter_{ITERATIONS}.pth"
         options = ["--cfg-options", "model.decode_head.num_classes=149"]
-        assert main_test("seg", [str(config), str(checkpoint), "--work-dir", str(tmp_path), *options]) == 1
+        assert evaluate_tool("seg", [str(config), str(checkpoint), "--work-dir", str(tmp_path), *options]) == 1
         assert "decode_head.conv_seg.weight is (150, 64, 1, 1) in the file and (149" in capsys.readouterr().err
-        torch.save(fuse_mm_checkpoint(read_checkpoint(checkpoint))[0], tmp_path / "fused.pth")
+        torch.save(MMCheckpoint(read_checkpoint(checkpoint)).fuse()[0], tmp_path / "fused.pth")
         options = ["--resume", str(tmp_path / "fused.pth")]
         self.fails(
             capsys, config, tmp_path / "a", "no checkpoint of a run that could continue; it has no opt", *options
@@ -242,7 +318,7 @@ class TestErrors:
     def test_files_that_are_not_there(self, config, tmp_path, capsys):
         self.fails(capsys, tmp_path / "no.py", tmp_path / "a", "there is no such configuration file")
         self.fails(capsys, config, tmp_path / "a", "there is no such file", "--resume", str(tmp_path / "no.pth"))
-        assert main_test("seg", [str(config), str(tmp_path / "no.pth")]) == 1
+        assert evaluate_tool("seg", [str(config), str(tmp_path / "no.pth")]) == 1
 
     @pytest.mark.parametrize("door", ["resume", "load_from", "init_cfg", "test", "work_dir"])
     def test_a_malicious_pickle_never_runs(self, door, data, tmp_path, capsys):
@@ -257,7 +333,7 @@ class TestErrors:
             "test": [str(file)],
             "work_dir": ["--resume"],
         }.get(door, [])
-        code = (main_test if door == "test" else main_train)("seg", argv)
+        code = (evaluate_tool if door == "test" else train_tool)("seg", argv)
         text = "".join(capsys.readouterr())
         assert "refused, since it is not only tensors and plain data" in text
         assert code == (0 if door == "work_dir" else 1)  # there, it is passed over, and the run starts
@@ -268,7 +344,7 @@ def test_without_mmcv(capsys, monkeypatch, config):
     import sys
 
     monkeypatch.setitem(sys.modules, "mmcv", None)
-    assert main_train("seg", [str(config)]) == 1
+    assert train_tool("seg", [str(config)]) == 1
     text = capsys.readouterr().err
     assert text.startswith("train_seg: segmentation needs mmcv, which cannot be imported")
     assert "--no-build-isolation" in text

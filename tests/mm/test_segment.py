@@ -11,7 +11,7 @@ from tests.helpers import randomize
 from tests.mm.shapes import write_config, write_shapes
 from wbmm import cli
 from wbmm.mm.build import build_segmentor
-from wbmm.mm.drawing import class_colours, overlay
+from wbmm.mm.pictures import class_colours, draw_classes
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_overlay_paints_and_names():
     labels = np.zeros((100, 400), dtype=np.int64)
     labels[:, 200:] = 2
     colours = class_colours(3, [(255, 0, 0), (0, 255, 0), (0, 0, 255)])
-    picture = np.asarray(overlay(image, labels, ["wall", "floor", "sky"], colours, opacity=0.5))
+    picture = np.asarray(draw_classes(image, labels, ["wall", "floor", "sky"], colours, opacity=0.5))
     np.testing.assert_allclose(picture[50, 50], (177, 50, 50), atol=1)
     np.testing.assert_allclose(picture[50, 350], (50, 50, 177), atol=1)
     legend = picture[100:].reshape(-1, 3).tolist()
@@ -105,7 +105,7 @@ def test_overlay_paints_and_names():
     assert [0, 0, 255] in legend
     assert [0, 255, 0] not in legend, "a class that is not there is not named"
     with pytest.raises(ValueError, match="labels of 10x10 for an image of 100x400"):
-        overlay(image, labels[:10, :10], ["wall"] * 3, colours)
+        draw_classes(image, labels[:10, :10], ["wall"] * 3, colours)
 
 
 def test_colours_differ():

@@ -270,9 +270,8 @@ def test_registered_once_and_seen_by_both(scope):
 def test_a_segmentor_trains_and_is_tested_fused(tmp_path):
     pytest.importorskip("mmseg")
     from tests.mm.shapes import write_config, write_shapes
-    from wbmm.mm.runner import add_test_arguments
-    from wbmm.mm.runner import test as run_test
-    from wbmm.mm.runner import train_tool as main_train
+    from wbmm.mm.runner import add_test_arguments, run_testing
+    from wbmm.mm.tools import train_tool
 
     tiny = write_config(tmp_path / "tiny.py", write_shapes(tmp_path / "data", train=2, val=1), interval=2)
     args = {**ARGS, "dims": [8, 16, 32, 64]}
@@ -281,11 +280,11 @@ def test_a_segmentor_trains_and_is_tested_fused(tmp_path):
     backbone["init_cfg"] = {"type": "Pretrained", "checkpoint": file}
     config = tmp_path / "convnext.py"
     config.write_text(f"_base_ = [{str(tiny)!r}]\nmodel = dict(backbone={backbone!r})\n")
-    assert main_train("seg", [str(config), "--work-dir", str(tmp_path / "run")]) == 0
+    assert train_tool("seg", [str(config), "--work-dir", str(tmp_path / "run")]) == 0
     parser = argparse.ArgumentParser()
     add_test_arguments(parser, "seg")
     results = []
     for i, options in enumerate(([], ["--fuse"])):
         argv = [str(config), str(tmp_path / "run" / "iter_2.pth"), "--work-dir", str(tmp_path / f"test{i}"), *options]
-        results.append(run_test("seg", parser.parse_args(argv))["mIoU"])
+        results.append(run_testing("seg", parser.parse_args(argv))["mIoU"])
     assert results[1] == pytest.approx(results[0], abs=0.01)

@@ -79,7 +79,7 @@ def test_model_files(tmp_path, form):
 
 
 def test_the_benchmark_builds_it():
-    from wbmm.bench.forms import build
+    from wbmm.bench.candidates import build
 
     model = build("convnext_tiny_wbmm:compact", "cpu")
     assert not any(isinstance(module, WBMM2d) for module in model.modules())

@@ -1,4 +1,4 @@
-"""The straightforward layout against ours: outputs, all gradients and batch statistics, in float64."""
+"""The reference implementation against the family: outputs, all gradients and batch statistics, in float64."""
 
 import pytest
 import timm
@@ -144,7 +144,7 @@ def test_depthwise_nets(mixer):
 
 
 def test_what_has_no_such_layout():
-    with pytest.raises(ValueError, match="mixer SLaKConv2d has no straightforward form"):
+    with pytest.raises(ValueError, match="mixer SLaKConv2d has no reference implementation"):
         to_plain(narrow("T", mixer="slak"))
     with pytest.raises(ValueError, match="this is a ConvNeXt"):
         to_plain(timm.create_model("test_convnext"))

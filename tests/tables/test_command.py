@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from wbmm import cli
-from wbmm.tables import rows as rows_module
+from wbmm import cli, paper_tables
+from wbmm.paper_tables import read_tables
 from wbmm.tables import small as small_module
-from wbmm.tables.rows import read_tables
 
 ROOT = Path(__file__).parents[2]
 NARROW = {"dims": [8, 16, 32, 64]}
@@ -43,7 +42,7 @@ def toy(tmp_path, monkeypatch):
     """The toy in the place of the paper's tables, in an empty folder."""
     path = tmp_path / "tables.yaml"
     path.write_text(yaml.safe_dump({"tables": {"toy": TABLE, "other": TABLE}}, sort_keys=False))
-    monkeypatch.setattr(rows_module, "load_tables", lambda: read_tables(path))
+    monkeypatch.setattr(paper_tables, "load_tables", lambda: read_tables(path))
     monkeypatch.chdir(tmp_path)
 
 

@@ -3,23 +3,26 @@
 import pytest
 import timm
 import torch
+from safetensors.torch import save_file
 
+import wbmm
 from tests.helpers import randomize
 from tests.reference import released_state_dict
 from wbmm import cli
+from wbmm.models import released
 from wbmm.models.state import CheckpointError
 from wbmm.train.build import init_weights
 
 
 def test_from_a_released_file_with_other_classes(tmp_path):
-    released = released_state_dict("wbmm_p")
-    torch.save({"model": released}, tmp_path / "wbmm_p_in1k_224_w7.pth")
+    state = released_state_dict("wbmm_p")
+    torch.save({"model": state}, tmp_path / "wbmm_p_in1k_224_w7.pth")
     model = timm.create_model("wbmm_p", num_classes=5)
     fresh = model.head.fc.weight.clone()
     said = init_weights(model, tmp_path / "wbmm_p_in1k_224_w7.pth")
     assert "the classifier is new (head.fc.weight, head.fc.bias)" in said
     torch.testing.assert_close(model.head.fc.weight, fresh)
-    table = released["stages.1.0.dwconv.relative_position_bias_table"]
+    table = state["stages.1.0.dwconv.relative_position_bias_table"]
     torch.testing.assert_close(model.stages[1].blocks[0].mixer.table.data, table)
 
 
@@ -40,3 +43,22 @@ def test_a_fused_file_is_refused_and_its_source_named(tmp_path, capsys):
     assert cli.main(["reparam", str(tmp_path / "run.pt"), str(tmp_path / "fused.safetensors")]) == 0
     with pytest.raises(CheckpointError, match=r"compact form.*cannot be trained.*training checkpoint.*: run\.pt"):
         init_weights(model, tmp_path / "fused.safetensors")
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_a_file_is_read_once_and_its_names_are_converted_once(tmp_path, count_reads, monkeypatch, suffix):
+    state = released_state_dict("wbmm_p")
+    path, model = tmp_path / f"weights{suffix}", timm.create_model("wbmm_p")
+    torch.save({"model": state}, path) if suffix == ".pth" else save_file(state, path)
+    converted, rename = [], released._rename
+    monkeypatch.setattr(released, "_rename", lambda name, table: converted.append(name) or rename(name, table))
+    init_weights(model, path)
+    assert count_reads == [path]
+    assert len(converted) == sum(not key.endswith("relative_position_index") for key in state)
+
+
+def test_a_fused_file_that_is_refused_is_read_once(tmp_path, count_reads):
+    wbmm.save_model(wbmm.fuse(timm.create_model("wbmm_a").eval()), tmp_path / "fused.pth")
+    with pytest.raises(CheckpointError, match="cannot be trained"):
+        init_weights(timm.create_model("wbmm_a"), tmp_path / "fused.pth")
+    assert count_reads == [tmp_path / "fused.pth"]

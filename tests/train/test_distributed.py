@@ -11,12 +11,10 @@ from PIL import Image
 
 from wbmm.data import loader
 from wbmm.data.augment import SampleDataset
-from wbmm.train import guard
 from wbmm.train.build import build_model
 from wbmm.train.config import config_from_dict, load_config
-from wbmm.train.dist import World, is_peer_failure
-from wbmm.train.evaluate import evaluate
-from wbmm.train.run import fit
+from wbmm.train.dist import World, is_peer_failure, setup
+from wbmm.train.fit import fit
 
 # What two processes and one can have in common: batch norm sees each process's share alone, so it must not look.
 COMPARABLE = {
@@ -140,12 +138,23 @@ def test_signals_at_the_start_of_a_data_worker_do_not_end_it(monkeypatch):
     def signalled(worker):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
             os.kill(os.getpid(), number)
-        guard.detach_worker(worker)
+        detach_worker(worker)
 
+    detach_worker = loader.detach_worker
     monkeypatch.setattr(loader, "detach_worker", signalled)
     dataset = SampleDataset(Pictures(), lambda image: torch.zeros(3), 3, 0, skip_bad=False)
     images, _ = next(loader.WorkerFetch(dataset, workers=1)(0, [np.arange(2)]))
     assert len(images) == 2
+
+
+@pytest.mark.parametrize(
+    ("device", "processes", "shared"), [("cuda:0", 2, True), ("cuda:0", 1, False), ("cuda", 2, False)]
+)
+def test_one_gpu_for_all_processes_of_a_node_is_refused(monkeypatch, device, processes, shared):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="all 2 processes of this node on one GPU" if shared else "finds no CUDA"):
+        setup(device)
 
 
 def test_a_process_that_does_not_come_is_a_lost_one(free_port):
@@ -177,40 +186,3 @@ def test_sync_bn_on_cpus_is_refused_for_several_processes_and_needless_for_one()
         build_model(config, 5, World(0, 2, torch.device("cpu")))
     model = build_model(config, 5, World(0, 1, torch.device("cpu")))
     assert not any(isinstance(module, torch.nn.SyncBatchNorm) for module in model.modules())
-
-
-class Share:
-    """Images whose only pixel is their class, `wrong` of which the model below gets wrong."""
-
-    def __init__(self, size: int, sizes: list[int], wrong: int = 0):
-        targets = torch.arange(size) % 7
-        pixels = torch.where(torch.arange(size) < wrong, (targets + 1) % 7, targets)
-        self.size, self.batches = size, list(zip(pixels.split(sizes), targets.split(sizes), strict=True))
-
-    def __iter__(self):
-        return ((pixels[:, None, None, None].float(), targets) for pixels, targets in self.batches)
-
-
-class Reader(torch.nn.Module):
-    def forward(self, images):
-        return torch.nn.functional.one_hot(images.flatten().long(), 7).float() * 20
-
-
-def test_evaluation_counts_images_not_batches():
-    world = World(0, 1, torch.device("cpu"))
-    figures = evaluate(Reader(), Share(11, [4, 4, 3], wrong=3), world)
-    assert figures["top1"] == pytest.approx(100 * 8 / 11)
-    assert figures["loss"] == pytest.approx(20 * 3 / 11, rel=1e-5)
-
-
-def test_an_image_lost_in_evaluation_is_an_error():
-    world = World(0, 1, torch.device("cpu"))
-    share = Share(11, [4, 4, 3])
-    share.batches.pop()
-    with pytest.raises(RuntimeError, match="counted 8 images, but the validation set has 11"):
-        evaluate(Reader(), share, world)
-    assert evaluate(Reader(), share, world, exact=False)["top1"] == 100
-
-
-def test_an_evaluation_can_be_abandoned():
-    assert evaluate(Reader(), Share(4, [4]), World(0, 1, torch.device("cpu")), stop=lambda: True) is None

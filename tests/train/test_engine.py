@@ -1,3 +1,5 @@
+import sys
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -10,9 +12,9 @@ import yaml
 
 from wbmm import WBMM2d
 from wbmm.train import engine
-from wbmm.train import run as run_module
+from wbmm.train import fit as fit_module
 from wbmm.train.config import load_config
-from wbmm.train.run import fit, main
+from wbmm.train.fit import fit, main
 
 ONE_EPOCH = {"schedule": {"epochs": 1, "warmup_epochs": 0}, "save": {"every_steps": 0}}
 NARROW = "model={name: wbmm_a, args: {dims: [8, 16, 32, 64]}}"
@@ -59,7 +61,7 @@ def observe(make_config, metrics):
     """Trains one epoch of 8 steps, unless told otherwise, and reports what happened inside."""
 
     def train(*overrides: str) -> Observed:
-        outputs, original = {}, run_module.build_model
+        outputs, original = {}, fit_module.build_model
 
         def build_model(*args):
             model = original(*args)
@@ -74,7 +76,7 @@ def observe(make_config, metrics):
 
         config = make_config(**ONE_EPOCH)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(run_module, "build_model", build_model)
+            patch.setattr(fit_module, "build_model", build_model)
             fit(load_config(config, ["batch=16", "optim.lr=1e-4", *overrides]))
         return Observed([record["loss"] for record in metrics(out_of(config))], outputs, read(config))
 
@@ -162,6 +164,37 @@ def test_a_compiled_model_trains_to_the_same_losses_and_weights(make_config, met
         assert (got[key] - value).float().norm() <= 1e-3 * moved + 1e-6, key
     for key in ("stem.conv1.weight", "stages.1.blocks.0.mixer.table", "stages.2.blocks.0.mixer.table"):
         assert (expected[key] - before[key]).norm() > 1e-3, "or the comparison shows nothing"
+
+
+def test_a_step_waits_for_the_device_once(make_config, monkeypatch):
+    """Counted are the places in our own code that read a tensor's values on the host."""
+    waits, inside = Counter(), False
+
+    def counting(name):
+        original = getattr(torch.Tensor, name)
+
+        def read(tensor, *args, **kwargs):
+            caller = sys._getframe(1).f_code
+            if inside and "wbmm/train" in caller.co_filename:
+                waits[caller.co_name] += 1
+            return original(tensor, *args, **kwargs)
+
+        return read
+
+    def step(run, batches):
+        nonlocal inside
+        inside = True
+        try:
+            return original_step(run, batches)
+        finally:
+            inside = False
+
+    for name in ("item", "tolist", "__bool__", "__float__", "__int__", "cpu", "numpy"):
+        monkeypatch.setattr(torch.Tensor, name, counting(name))
+    original_step = engine.train_step
+    monkeypatch.setattr(engine, "train_step", step)
+    result = fit(load_config(make_config(schedule={"epochs": 1, "warmup_epochs": 0}), ["optim.clip_grad=1.0"]))
+    assert waits == {"all_sum": result.step}
 
 
 def test_clipping_bounds_the_update(make_config):

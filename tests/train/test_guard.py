@@ -6,7 +6,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 
 import pytest
@@ -14,10 +16,10 @@ import timm
 import torch
 
 from wbmm.train import checkpoint, engine, guard
-from wbmm.train import run as run_module
+from wbmm.train import fit as fit_module
 from wbmm.train.config import load_config
+from wbmm.train.fit import fit, main
 from wbmm.train.guard import BufferSnapshot, StopSignal, lock_folder, nonfinite_layers
-from wbmm.train.run import fit, main
 
 QUIET = {"save": {"every_steps": 1}, "schedule": {"epochs": 2}, "mix": {"mixup": 0.0, "cutmix": 0.0}}
 
@@ -65,7 +67,7 @@ def test_too_many_bad_steps_stop_the_run_and_keep_the_last_good_checkpoint(make_
 
 def test_the_layers_are_named_and_the_command_fails(make_config, capsys, monkeypatch):
     config = make_config(**QUIET)
-    monkeypatch.setattr(run_module, "scale_lr", lambda *_: (1e30, "far beyond what the configuration takes"))
+    monkeypatch.setattr(fit_module, "scale_lr", lambda *_: (1e30, "far beyond what the configuration takes"))
     overrides = ["optim.name=sgd", "schedule.warmup_epochs=0", "max_skips=1"]
     assert main([str(config), *overrides]) == 1
     error = capsys.readouterr().err
@@ -77,7 +79,7 @@ def test_the_layers_are_named_and_the_command_fails(make_config, capsys, monkeyp
 def test_the_layers_are_named_in_mixed_precision(make_config, monkeypatch, amp):
     """The weight is such that the layer overflows in that precision, and in fp16 not in FP32."""
     config = make_config(**QUIET)
-    original = run_module.build_model
+    original = fit_module.build_model
 
     def build_model(*args):
         model = original(*args)
@@ -85,7 +87,7 @@ def test_the_layers_are_named_in_mixed_precision(make_config, monkeypatch, amp):
             model.layer3[0].conv1.weight.fill_(1e6 if amp == "fp16" else 3e38)
         return model
 
-    monkeypatch.setattr(run_module, "build_model", build_model)
+    monkeypatch.setattr(fit_module, "build_model", build_model)
     text = r"the loss is nan, after 1 skipped.* not finite, in order: layer3\.0\.conv1, layer3\.0\.bn1"
     with pytest.raises(FloatingPointError, match=text):
         fit(load_config(config, [f"amp={amp}", "max_skips=1", "batch=16"]))
@@ -101,6 +103,25 @@ def test_layers_are_named_in_the_order_in_which_they_run():
     assert names[0] == "layer2.0.conv1"
     assert not any(name.startswith("layer1") for name in names)
     assert names[-1] == "fc"
+
+
+class Meeting(torch.nn.Module):
+    """Waits for the other process, as SyncBatchNorm does."""
+
+    def __init__(self, barrier):
+        super().__init__()
+        self.barrier = barrier
+
+    def forward(self, images):
+        self.barrier.wait()
+        return images
+
+
+def test_a_process_with_bad_images_does_not_leave_the_others_waiting():
+    model = torch.nn.Sequential(Meeting(threading.Barrier(2, timeout=20)))
+    batches = [torch.full((1, 3, 4, 4), math.nan), torch.ones(1, 3, 4, 4)]
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(lambda images: nonfinite_layers(model, images), batches)) == [["the input images"], []]
 
 
 def test_gradients_that_are_not_finite_skip_the_step_too(make_config, monkeypatch, capsys):
@@ -255,7 +276,7 @@ def test_a_signal_to_every_process_of_the_run_saves_and_stops(name, code, make_c
 
 PATCHED = """
 import os, signal, sys, time
-from wbmm.train import engine, run
+from wbmm.train import engine, fit
 
 def patch(module, name, action):
     original = getattr(module, name)
@@ -269,7 +290,7 @@ def wait(*_):
     time.sleep(100)
 
 {}
-sys.exit(run.main(sys.argv[1:]))
+sys.exit(fit.main(sys.argv[1:]))
 """
 
 
@@ -305,7 +326,7 @@ def test_a_second_ctrl_c_stops_at_once(make_config, start_command):
 
 def test_ctrl_c_while_the_data_are_read_is_one_line(make_config, start_command):
     config = make_config()
-    script = PATCHED.format("patch(run, 'build_data', wait)")
+    script = PATCHED.format("patch(fit, 'build_data', wait)")
     process = start_command([sys.executable, "-c", script, str(config)], config.parent)
     wait_for_text(process, "waiting")
     process.popen.send_signal(signal.SIGINT)
@@ -346,13 +367,13 @@ def test_a_full_disk_ends_the_run_in_one_line(make_config, monkeypatch, capfd, s
     assert said.splitlines()[-1].startswith(f"train: cannot write {out_of(config) / 'last.pt'}: File too large (")
     assert "Traceback" not in said
     assert checkpoint.read(out_of(config) / "last.pt")["position"]["step"] == 3
-    assert not list(out_of(config).glob("*.tmp"))
+    assert not list(out_of(config).glob("*.tmp*"))
     assert json.loads((out_of(config) / "status.json").read_text())["status"] == "failed"
 
 
 CRASH = """
 import sys
-from wbmm.train import engine, run
+from wbmm.train import engine, fit
 
 original = engine.forward
 
@@ -362,7 +383,7 @@ def forward(run, *batch):
     return original(run, *batch)
 
 engine.forward = forward
-sys.exit(run.main(sys.argv[1:]))
+sys.exit(fit.main(sys.argv[1:]))
 """
 
 

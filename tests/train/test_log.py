@@ -1,16 +1,15 @@
 """metrics.jsonl, console, TensorBoard, wandb: each step once, on one rank, through interruptions."""
 
-import io
 import json
 import struct
+import subprocess
 import sys
 from contextlib import suppress
 
 import pytest
 
-from wbmm.train import log as console_module
 from wbmm.train.config import config_from_dict
-from wbmm.train.log import BarConsole, RunLogger, duration, make_console, read_metrics
+from wbmm.train.log import RunLogger, read_metrics
 
 
 def config(**log):
@@ -86,39 +85,53 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_logged(tmp_path, capsys, sma
     assert json.loads((tmp_path / "status.json").read_text())["status"] == "failed"
 
 
-class _Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_a_terminal_gets_a_bar(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "150")
-    stream = _Terminal()
-    console = make_console(4, stream)
-    assert isinstance(console, BarConsole)
-    record = {"step": 4, "epoch": 2.0, "loss": 0.5, "lr": 1e-3, "images_per_s": 99.0}
-    console.train({**record, "data_wait": 0.01, "memory_mb": 10.0, "eta_s": 5.0})
-    console.eval({"step": 4, "epoch": 2.0, "top1": 91.0}, ["top1"])
-    console.close()
-    text = stream.getvalue()
-    for part in ("epoch 2.00/4", "50%", "loss 0.5000", "99 images/s", "wait 1.0%", "ETA 0:00:05", "top1 91.00"):
-        assert part in text
-
-
-def test_durations():
-    assert [duration(s) for s in (5, 61, 3600, 90061)] == ["0:00:05", "0:01:01", "1:00:00", "1d 01:01:01"]
-
-
 def test_missing_packages_name_the_extra(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(ImportError, match=r"pip install '\.\[wandb\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'wbmm\[wandb\]'"):
         RunLogger(config(wandb=True), tmp_path)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ImportError, match=r"pip install '\.\[train\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'wbmm\[train\]'"):
         RunLogger(config(tensorboard=True), tmp_path)
-    monkeypatch.setitem(sys.modules, "rich.progress", None)
-    with pytest.raises(ImportError, match=r"pip install '\.\[train\]'"):
-        console_module.BarConsole(1, _Terminal())
+
+
+HIDDEN = ("tensorboard", "matplotlib", "rich", "sklearn", "wandb", "datasets")
+WITHOUT = """
+import sys
+for name in {hidden!r}:
+    sys.modules[name] = None
+from wbmm.cli import main
+sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
+
+def test_a_run_without_the_optional_packages_says_once_what_it_left_out(make_config):
+    config = make_config(schedule={"epochs": 1, "warmup_epochs": 0}, log={"tensorboard": None})
+    command = [sys.executable, "-c", WITHOUT.format(hidden=HIDDEN), config]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    out = config.parent / "out"
+    told = [line for line in done.stderr.splitlines() if "pip install" in line]
+    assert told == [
+        "left out, as not installed: curves.png (matplotlib), event files (tensorboard); "
+        "pip install 'wbmm[train]' brings them"
+    ]
+    assert json.loads((out / "status.json").read_text())["status"] == "finished"
+    assert "No curves: " in (out / "summary.md").read_text()
+    assert not (out / "tensorboard").exists()
+    assert not (out / "curves.png").exists()
+    asked = subprocess.run(
+        [*command, "resume=auto", "log.wandb=true"], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert asked.returncode == 1
+    assert asked.stderr.splitlines()[-1] == "wbmm train: log.wandb=true needs wandb: pip install 'wbmm[wandb]'"
+
+
+def test_a_run_with_the_optional_packages_leaves_nothing_out(tmp_path, capsys):
+    pytest.importorskip("tensorboard")
+    pytest.importorskip("matplotlib")
+    RunLogger(config(tensorboard=None), tmp_path).close("finished")
+    assert capsys.readouterr().err == ""
+    assert list((tmp_path / "tensorboard").iterdir())
 
 
 def test_tensorboard_has_the_figures_and_hides_undone_steps(tmp_path):

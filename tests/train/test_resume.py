@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from wbmm.train.config import load_config
-from wbmm.train.run import fit, main
+from wbmm.train.fit import fit, main
 
 
 def out_of(config):
@@ -69,7 +69,7 @@ def test_a_killed_rank_ends_the_run_and_leaves_no_trace(make_config, start, wait
 
 KILL_AT_STEP_6 = """
 import os, signal, sys
-from wbmm.train import engine, run
+from wbmm.train import engine, fit
 
 original = engine.forward
 
@@ -79,7 +79,7 @@ def forward(run, *batch):
     return original(run, *batch)
 
 engine.forward = forward
-sys.exit(run.main(sys.argv[1:]))
+sys.exit(fit.main(sys.argv[1:]))
 """
 
 
@@ -346,6 +346,19 @@ def test_a_damaged_checkpoint_is_put_aside(make_config):
     last.write_bytes(last.read_bytes()[:1000])
     from wbmm.train import checkpoint
 
-    assert checkpoint.latest(out_of(config)) == previous
+    assert checkpoint.latest(out_of(config))[0] == previous
     assert not last.exists()
     assert (out_of(config) / "last.damaged.pt").exists()
+
+
+def test_a_checkpoint_is_read_once(make_config, count_reads):
+    config = make_config(schedule={"epochs": 1, "warmup_epochs": 0})
+    fit(load_config(config))
+    last = out_of(config) / "last.pt"
+    assert count_reads == []
+    for resume in ("auto", last):
+        fit(load_config(config, ["schedule.epochs=2", f"resume={resume}"]))
+        assert count_reads == [last]
+        count_reads.clear()
+    fit(load_config(config, [f"init={last}", f"out={config.parent / 'second'}"]))
+    assert count_reads == [last]

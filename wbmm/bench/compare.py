@@ -12,18 +12,20 @@ from statistics import mean, median, stdev
 
 import timm
 
-import wbmm  # noqa: F401  (registers the models)
+import wbmm.models  # noqa: F401  (registers them)
 from wbmm.handler import run_command
+from wbmm.io.atomic import write_text
 from wbmm.machine import machine_facts, measured_line
 from wbmm.text import render_table
 from wbmm.train.config import TrainConfig, load_config, to_dict
-from wbmm.train.log import FILE, duration, write_text
-from wbmm.train.report import RunFacts, read_run
-from wbmm.train.run import fit
+from wbmm.train.console import duration
+from wbmm.train.fit import fit
+from wbmm.train.log import METRICS_FILE
+from wbmm.train.runs import RunFacts
 
 __all__ = ["Entry", "add_arguments", "compare", "main", "results_page", "run"]
 
-MAY_DIFFER = {"out", "resume", "timeout", "device", "save"}
+MAY_DIFFER = {"out", "resume", "timeout", "device", "save", "log"}
 HEAD = ("model", "parameters, M", "top-1 of each seed, %", "mean", "spread (highest - lowest)", "standard deviation")
 SPEED = ("training images/s, median of seeds", "relative speed", "time a run")
 
@@ -48,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", nargs="+", required=True, help="timm names; the last is the baseline of the speed")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/compare-<config>)")
-    parser.add_argument("--results", type=Path, help="the page to write (default: docs/results/<config>.md)")
+    parser.add_argument("--results", type=Path, help="the page to write (default: results.md in that folder)")
     parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="changes to the recipe")
 
 
@@ -60,13 +62,13 @@ def main(argv: list[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     out = args.out or Path("runs") / f"compare-{args.config.stem}"
-    page = args.results or Path("docs/results") / f"{args.config.stem}.md"
+    page = args.results or out / "results.md"
     runs = compare(args.config, [Entry(model, model) for model in args.models], args.seeds, out, args.set)
     if runs is None:
         print("interrupted; the same command continues")
         return 1
     page.parent.mkdir(parents=True, exist_ok=True)
-    write_text(page, results_page(runs, args, page.stem))
+    write_text(page, results_page(runs, args, args.config.stem))
     print(page.read_text())
     print(f"written to {page}")
     return 0
@@ -87,14 +89,14 @@ def compare(
             cfg = load_config(config, [*overrides, *model, f"seed={seed}", f"out={folder}", "resume=auto"])
             if not _finished(cfg, folder) and fit(cfg).status != "finished":
                 return None
-    return {entry.label: [read_run(out / f"{entry.label}-seed{seed}") for seed in seeds] for entry in entries}
+    return {entry.label: [RunFacts(out / f"{entry.label}-seed{seed}") for seed in seeds] for entry in entries}
 
 
 def _finished(cfg: TrainConfig, folder: Path) -> bool:
     """Whether this very run is done; a run of another recipe in its place is an error."""
-    if not (folder / FILE).is_file():
+    if not (folder / METRICS_FILE).is_file():
         return False
-    before = read_run(folder)
+    before = RunFacts(folder)
     now = {key: value for key, value in to_dict(cfg).items() if key not in MAY_DIFFER}
     if before.config and {key: value for key, value in before.config.items() if key not in MAY_DIFFER} != now:
         raise ValueError(f"{folder} holds a run of another recipe: remove it or choose another folder")

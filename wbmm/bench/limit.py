@@ -11,7 +11,7 @@ from wbmm.models.profile import count_macs
 from wbmm.ops.backends.onednn.linear import linear
 from wbmm.timing import Timing
 
-from .report import Record
+from .results import Record
 
 __all__ = ["Shape", "add_shares", "count_gmacs", "ffn_shapes", "limit", "product_calls"]
 

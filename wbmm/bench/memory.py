@@ -11,54 +11,10 @@ from pathlib import Path
 import timm
 import torch
 
-import wbmm
-from wbmm.bench.forms import TrainingStep
+from wbmm.models.fuse import fuse
 from wbmm.text import render_table
 
-from .forms import build, images_for
-
-
-def resident() -> tuple[int, int]:
-    """Bytes that this process holds now, and the most that it has held."""
-    status = Path("/proc/self/status")
-    if status.is_file():
-        text = status.read_text()
-        now, peak = (int(re.search(rf"{key}:\s+(\d+) kB", text)[1]) * 1024 for key in ("VmRSS", "VmHWM"))
-        return now, peak
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS
-    return peak, peak
-
-
-def measure(name: str, mode: str, size: tuple[int, int], batch: int, device: str) -> int:
-    torch.nn.functional.conv2d(torch.zeros(1, 1, 3, 3), torch.zeros(1, 1, 3, 3))  # the libraries' own buffers
-    before, _ = resident()
-    images = torch.randn(batch, 3, *size, device=device)
-    if mode == "step":
-        step = TrainingStep(build(name, device, size), images_for(name, images))
-        step()
-        step()  # the first has made the optimiser's state, so that activations meet it here
-        return _peak(device, before)
-    model = timm.create_model(name, num_classes=0, global_pool="").to(device)
-    if mode == "inference":
-        model = wbmm.fuse(model.eval())
-        with torch.inference_mode():
-            model.forward_intermediates(images, intermediates_only=True)
-    else:
-        model.train().set_grad_checkpointing(mode == "checkpointing")
-        maps = model.forward_intermediates(images, intermediates_only=True)
-        sum(part.mean() for part in maps).backward()
-    return _peak(device, before)
-
-
-def _peak(device: str, before: int) -> int:
-    if torch.device(device).type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resident()[1] - before
-
-
-if __name__ == "__main__":
-    print(measure(**json.loads(sys.argv[1])))
-
+from .candidates import TrainingStep, build, images_for
 
 EXAMPLE = "wbmm bench memory wbmm_t_hier --size 800 1333 --batch 1"
 HEADERS = ("model", "input", "what", "peak, MiB", "ratio to training")
@@ -79,10 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    import timm
-
-    import wbmm  # noqa: F401  (registers the models)
-
     if args.batch < 1 or min(args.size) < 1:
         raise ValueError(f"--size {args.size}, --batch {args.batch}: each must be at least 1")
     unknown = [name for name in args.models if not timm.is_model(name)]
@@ -118,3 +70,46 @@ def probe(name: str, mode: str, size: tuple[int, int], batch: int, device: str =
         reason = result.stderr.strip().splitlines()[-1:] or ["it was killed, for lack of memory perhaps"]
         raise ValueError(f"{name}, {MODES.get(mode, mode)}: the process ended with {result.returncode}: {reason[0]}")
     return int(result.stdout.strip().splitlines()[-1])
+
+
+def resident() -> tuple[int, int]:
+    """Bytes that this process holds now, and the most that it has held."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        text = status.read_text()
+        now, peak = (int(re.search(rf"{key}:\s+(\d+) kB", text)[1]) * 1024 for key in ("VmRSS", "VmHWM"))
+        return now, peak
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS
+    return peak, peak
+
+
+def measure(name: str, mode: str, size: tuple[int, int], batch: int, device: str) -> int:
+    """Peak bytes of one pass, in this process; the arguments are `probe`'s."""
+    torch.nn.functional.conv2d(torch.zeros(1, 1, 3, 3), torch.zeros(1, 1, 3, 3))  # the libraries' own buffers
+    before, _ = resident()
+    images = torch.randn(batch, 3, *size, device=device)
+    if mode == "step":
+        step = TrainingStep(build(name, device, size), images_for(name, images))
+        step()
+        step()  # the first has made the optimiser's state, so that activations meet it here
+        return _peak(device, before)
+    model = timm.create_model(name, num_classes=0, global_pool="").to(device)
+    if mode == "inference":
+        model = fuse(model.eval())
+        with torch.inference_mode():
+            model.forward_intermediates(images, intermediates_only=True)
+    else:
+        model.train().set_grad_checkpointing(mode == "checkpointing")
+        maps = model.forward_intermediates(images, intermediates_only=True)
+        sum(part.mean() for part in maps).backward()
+    return _peak(device, before)
+
+
+def _peak(device: str, before: int) -> int:
+    if torch.device(device).type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resident()[1] - before
+
+
+if __name__ == "__main__":
+    print(measure(**json.loads(sys.argv[1])))

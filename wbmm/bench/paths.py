@@ -20,7 +20,7 @@ from wbmm.ops.backends.onednn.linear import linear_gelu, pack_weight, takes_oned
 from wbmm.timing import time_interleaved
 
 from .limit import Shape
-from .report import Record, add_output_arguments, check_out, present
+from .results import Record, add_output_arguments, check_out, present
 
 EXAMPLE = "wbmm bench paths --rounds 15 --out results/paths"
 WINDOWS = (7, 8, 10, 14)

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import torch
 
-from wbmm.bench.forms import TrainingStep
-
-from .forms import FORMS, TRAINING_FORMS, build, images_for, split
-from .report import Record, add_output_arguments, check_out, present, progress
+from .candidates import FORMS, TRAINING_FORMS, TrainingStep, build, images_for, split
+from .results import Record, add_output_arguments, check_out, present, progress
 
 EXAMPLE = "wbmm bench profile wbmm_t:compact --runtime openvino --batch 1"
 RUNTIMES = ("eager", "openvino", "training")

@@ -10,11 +10,12 @@ import timm
 import torch
 import torch.nn as nn
 
-import wbmm
+from wbmm.io.files import load_model
+from wbmm.models.fuse import fuse
 from wbmm.timing import time_interleaved
 
 from .limit import add_shares, count_gmacs, product_calls
-from .report import Record, add_output_arguments, check_out, present, speed_record
+from .results import Record, add_output_arguments, check_out, present, speed_record
 
 EXAMPLE = "wbmm bench runtime wbmm_t --batch 1 16"
 RUNTIMES = ("eager", "compiled", "onnxruntime", "openvino", "int8")
@@ -71,7 +72,7 @@ def _open(name: str) -> nn.Module:
     from wbmm.io.card import card_of
 
     if Path(name).is_file():
-        return wbmm.load_model(name)
+        return load_model(name)
     if not timm.is_model(name):
         raise ValueError(f"{name!r} is neither a file nor a model that timm knows; see `wbmm list`")
     model = timm.create_model(name).eval()
@@ -82,7 +83,7 @@ def _open(name: str) -> nn.Module:
 def _fused(model: nn.Module) -> nn.Module:
     from wbmm.io.card import form_of
 
-    fused = wbmm.fuse(model)
+    fused = fuse(model)
     fused.card = model.card.replace(form=form_of(fused))
     return fused
 

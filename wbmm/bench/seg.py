@@ -5,8 +5,10 @@ import sys
 
 import torch
 import torch.nn as nn
-from torch import Tensor
 
+from wbmm.mm import require
+from wbmm.models.fuse import fuse
+from wbmm.models.profile import count_macs, count_params
 from wbmm.text import render_table
 from wbmm.timing import time_interleaved
 
@@ -16,13 +18,14 @@ COST_HEADERS = ("backbone", "params M", "paper", "FLOPs G", "paper")
 COST_SIZE = (512, 2048)  # where the paper counts FLOPs
 BASELINE = "conv3x3"
 
-# Arguments of WBMMBackbone by name; {} is t or s.
+CONFIG = "configs/ade20k/{}_upernet_8xb2-160k_ade20k-512x512.py"
+# Where the name of a configuration begins, {} being t or s, and what is changed in its backbone.
 BACKBONES = {
-    "conv3x3": {"arch": "wbmm_{}_dense", "mixer": "dw3"},
-    "conv5x5": {"arch": "wbmm_{}_dense", "mixer": "dw5"},
-    "unireplknet": {"arch": "unireplknet_{}"},
-    "7x7": {"arch": "wbmm_{}_dense"},
-    "hier": {"arch": "wbmm_{}_hier"},
+    "conv3x3": ("wbmm-{}-dense", {"mixer": "dw3"}),
+    "conv5x5": ("wbmm-{}-dense", {"mixer": "dw5"}),
+    "unireplknet": ("unireplknet-{}", {}),
+    "7x7": ("wbmm-{}-dense", {}),
+    "hier": ("wbmm-{}-hier", {}),
 }
 # The paper's parameters (M) and FLOPs (G) of the whole segmentor, from its table of ADE20K.
 PAPER = {
@@ -69,56 +72,39 @@ def _size(text: str) -> tuple[int, int]:
     return int(parts[0]), int(parts[1])
 
 
-def build(name: str, model: str) -> nn.Module:
-    """A segmentor with random weights, in eval mode; from images to logits at a quarter of their resolution."""
-    from wbmm.mm.build import require
+def build(name: str, letter: str) -> nn.Module:
+    """A segmentor with random weights, in eval mode; called with images it gives logits at a quarter of their size."""
+    require("seg")
+    from wbmm.mm.build import build_segmentor
 
-    try:
-        require("seg")
-    except ImportError as error:
-        raise ValueError(str(error)) from None
-    from mmseg.models import UPerHead
+    return build_segmentor(configuration(CONFIG, name, letter))
 
-    from wbmm.mm.backbone import WBMMBackbone
 
-    options = {key: value.format(model) for key, value in BACKBONES[name].items()}
-    backbone = WBMMBackbone(**options, sync_bn=False)
-    channels = [info["num_chs"] for info in backbone.feature_info]
-    head = UPerHead(
-        in_channels=channels,
-        in_index=[0, 1, 2, 3],
-        pool_scales=(1, 2, 3, 6),
-        channels=512,
-        dropout_ratio=0.1,
-        num_classes=150,
-        norm_cfg={"type": "BN"},
-        align_corners=False,
+def configuration(path: str, name: str, letter: str):
+    """The configuration of a segmentor or detector on one of `BACKBONES`, for a single process.
+
+    Args:
+        path: of its file, with {} for the backbone.
+        name: the backbone.
+        letter: t or s.
+    """
+    from wbmm.mm.build import load_mm_config
+
+    stem, changes = BACKBONES[name]
+    changes = {"sync_bn": False, **changes}
+    return load_mm_config(
+        path.format(stem.format(letter)), {f"model.backbone.{key}": value for key, value in changes.items()}
     )
-    return Segmentor(backbone, head).eval()
-
-
-class Segmentor(nn.Module):
-    """Backbone and decode head, as they run at test time."""
-
-    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
-        super().__init__()
-        self.backbone = backbone
-        self.decode_head = head
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.decode_head(self.backbone(images))
 
 
 def _speeds(args: argparse.Namespace, names: list[str], sizes: list[tuple[int, int]]) -> list[list[str]]:
-    from wbmm.models.fuse import fuse
-
     rows = []
     for letter in args.models:
         layout = {"device": args.device, "memory_format": torch.channels_last}
         models = {name: fuse(build(name, letter)).to(**layout) for name in names}
         for size in sizes:
             for batch in args.batch:
-                _say(f"{letter}, {size[0]}x{size[1]}, batch {batch}")
+                say(f"{letter}, {size[0]}x{size[1]}, batch {batch}")
                 rows += _speed_rows(letter, models, batch, size, args)
     return rows
 
@@ -144,17 +130,13 @@ def _speed_rows(letter: str, models: dict[str, nn.Module], batch: int, size: tup
 
 def _costs(models: list[str], names: list[str]) -> list[list[str]]:
     """Parameters with the auxiliary head, which is there in training, as the paper counts them; FLOPs without it."""
-    from wbmm.models.fuse import fuse
-    from wbmm.models.profile import count_macs, count_params
-
     rows = []
     for letter in models:
         for name in names:
-            _say(f"{name}, {letter}")
+            say(f"{name}, {letter}")
             with torch.device("meta"):
                 segmentor = fuse(build(name, letter))
-            auxiliary = _auxiliary_params(segmentor.backbone.feature_info[2]["num_chs"])
-            params = count_params(segmentor) + auxiliary
+            params = count_params(segmentor)
             macs = count_macs(segmentor, COST_SIZE)[""]
             paper = PAPER.get((letter, name), ("--", "--"))
             rows.append(
@@ -163,11 +145,7 @@ def _costs(models: list[str], names: list[str]) -> list[list[str]]:
     return rows
 
 
-def _auxiliary_params(channels: int, width: int = 256, classes: int = 150) -> int:
-    """Of the FCN head of one convolution: its weights, its norm, and the classifier."""
-    return channels * width * 9 + 2 * width + width * classes + classes
-
-
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """What is being done, for somebody who looks on."""
     if sys.stderr.isatty():
         print(text, file=sys.stderr, flush=True)

@@ -4,31 +4,36 @@ import argparse
 import importlib
 
 BENCHES = {
-    "model": "wbmm.bench.models",
-    "train": "wbmm.bench.train",
-    "runtime": "wbmm.bench.runtime",
-    "paths": "wbmm.bench.paths",
-    "profile": "wbmm.bench.profile",
-    "seg": "wbmm.bench.seg",
-    "det": "wbmm.bench.det",
-    "memory": "wbmm.bench.memory",
+    "model": ("wbmm.bench.inference", "inference of whole models beside a baseline"),
+    "train": ("wbmm.bench.training", "one training step beside a baseline"),
+    "runtime": ("wbmm.bench.runtime", "one model in PyTorch, ONNX Runtime, OpenVINO and INT8"),
+    "paths": ("wbmm.bench.paths", "two ways to compute the same operator, by shape"),
+    "profile": ("wbmm.bench.profile", "where the time of a model goes, by operator"),
+    "seg": ("wbmm.bench.seg", "whole UPerNet segmentors: throughput, parameters, FLOPs"),
+    "det": ("wbmm.bench.det", "whole Cascade Mask R-CNN detectors: parameters, FLOPs"),
+    "memory": ("wbmm.bench.memory", "peak memory in inference and in a training step"),
+    "roofline": ("wbmm.bench.roofline", "bytes and multiply-adds at a GPU's limits; computed"),
 }
 EXAMPLE = "wbmm bench model wbmm_t:compact convnext_tiny --batch 1 16"
 
 
+class BenchParser(argparse.ArgumentParser):
+    """Imports its benchmark, with torch, only when that is the one asked for."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        module = importlib.import_module(BENCHES[self.prog.split()[-1]][0])
+        self.description, self.epilog = module.__doc__, f"example:\n  {module.EXAMPLE}"
+        module.add_arguments(self)
+        return super().parse_known_args(args, namespace)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    kinds = parser.add_subparsers(dest="bench", required=True, metavar="{" + ",".join(BENCHES) + "}")
-    for name, module_name in BENCHES.items():
-        module = importlib.import_module(module_name)
-        module.add_arguments(
-            kinds.add_parser(
-                name,
-                description=module.__doc__,
-                epilog=f"example:\n  {module.EXAMPLE}",
-                formatter_class=argparse.RawDescriptionHelpFormatter,
-            )
-        )
+    kinds = parser.add_subparsers(
+        dest="bench", required=True, metavar="{" + ",".join(BENCHES) + "}", parser_class=BenchParser
+    )
+    for name, (_, summary) in BENCHES.items():
+        kinds.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
 
 
 def run(args: argparse.Namespace) -> int:
-    return importlib.import_module(BENCHES[args.bench]).run(args)
+    return importlib.import_module(BENCHES[args.bench][0]).run(args)

@@ -11,32 +11,27 @@ from pathlib import Path
 
 import torch
 
+from wbmm.extras import PACKAGES
 from wbmm.text import render_table
 
 __all__ = ["EXAMPLE", "add_arguments", "run"]
 
 EXAMPLE = "wbmm demo --out runs/demo"
-CONFIG = Path(__file__).parents[1] / "configs" / "digits.yaml"
+CONFIG = "digits"
 WANTED_TOP1 = 97.0
-PACKAGES = {
-    "sklearn": "train",
-    "matplotlib": "train",
-    "onnx": "export",
-    "onnxscript": "export",
-    "onnxruntime": "export",
-}
+NEEDED = ("sklearn", "matplotlib", "onnx", "onnxscript", "onnxruntime")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--config", type=Path, default=CONFIG, help="what to train (default: configs/digits.yaml)")
+    parser.add_argument("--config", default=CONFIG, help=f"what to train, as for `wbmm train` (default: {CONFIG})")
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="folder; a number is added if it is taken")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="changes to the configuration")
 
 
 def run(args: argparse.Namespace) -> int:
     from wbmm.train.config import load_config
-    from wbmm.train.report import read_run
-    from wbmm.train.run import fit
+    from wbmm.train.fit import fit
+    from wbmm.train.runs import RunFacts
 
     _check_packages()
     out = _free_folder(args.out)
@@ -47,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if result.status != "finished":
         print(f"{result.status}: nothing to show yet", file=sys.stderr)
         return 1
-    facts = read_run(out)
+    facts = RunFacts(out)
     rows = [
         ("trained", f"{result.metrics['top1']:.2f} %", f"in {minutes:.1f} min", out / "last.pt"),
         *_deploy(cfg, out),
@@ -73,16 +68,17 @@ def _verdict(rows: list, args: argparse.Namespace) -> int:
 
 def _deploy(cfg, out: Path):
     """Rows (form, accuracy, difference from the trained model, file) of the fused and the exported model."""
-    import wbmm
+    from wbmm.data.classes import is_right
     from wbmm.deploy.export import export_model
     from wbmm.deploy.runtime import open_runner
-    from wbmm.io.files import load_model
+    from wbmm.io.files import load_model, save_model
+    from wbmm.models.fuse import fuse
     from wbmm.train import checkpoint
-    from wbmm.train.loaders import build_eval
+    from wbmm.train.sets import build_eval
 
     model = load_model(out / checkpoint.LAST, ema=False)
-    fused = wbmm.fuse(model)
-    wbmm.save_model(fused, out / "fused.pth")
+    fused = fuse(model)
+    save_model(fused, out / "fused.pth")
     batches = list(build_eval(cfg))
     reference = _logits(model, batches)
     labels = torch.cat([targets for _, targets in batches])
@@ -90,7 +86,7 @@ def _deploy(cfg, out: Path):
     session = open_runner(out / "fused.onnx")
     for form, run_model, path in (("fused", fused, "fused.pth"), ("ONNX Runtime", session, "fused.onnx")):
         logits = _logits(run_model, batches)
-        accuracy = 100 * (logits.argmax(1) == labels).double().mean().item()
+        accuracy = 100 * is_right(logits, labels).double().mean().item()
         difference = (logits - reference).abs().max().item()
         yield form, f"{accuracy:.2f} %", f"logits differ by {difference:.1e}", out / path
 
@@ -103,16 +99,14 @@ def _logits(model, batches) -> torch.Tensor:
 def _check_packages() -> None:
     """Before training, not after it."""
     missing = []
-    for package, extra in PACKAGES.items():
+    for name in NEEDED:
         try:
-            __import__(package)
+            __import__(name)
         except ImportError:
-            missing.append((package, extra))
+            missing.append(name)
     if missing:
-        extras = ",".join(sorted({extra for _, extra in missing}))
-        raise ValueError(
-            f"the demo needs {', '.join(name for name, _ in missing)}: in the checkout, pip install '.[{extras}]'"
-        )
+        extras = ",".join(sorted({package.extra for package in PACKAGES if package.module in missing}))
+        raise ValueError(f"the demo needs {', '.join(missing)}: pip install 'wbmm[{extras}]'")
 
 
 def _free_folder(out: Path) -> Path:

@@ -5,46 +5,13 @@ import importlib
 import importlib.metadata
 import os
 import platform
-from dataclasses import dataclass
 
+from wbmm.extras import PACKAGES, Package, install_command
 from wbmm.machine import silence_telemetry
-from wbmm.mm.build import MMCV_HELP, check_mmcv_ops
+from wbmm.mm import MMCV_HELP, check_mmcv_ops
 from wbmm.text import render_table
 
 EXAMPLE = "wbmm doctor"
-
-
-@dataclass(frozen=True)
-class Package:
-    """What to look for: the distribution, its import name, and the extra that brings it."""
-
-    distribution: str
-    module: str
-    extra: str = "core"
-
-
-PACKAGES = (
-    Package("torch", "torch"),
-    Package("torchvision", "torchvision"),
-    Package("timm", "timm"),
-    Package("rich", "rich", "train"),
-    Package("tensorboard", "tensorboard", "train"),
-    Package("matplotlib", "matplotlib", "train"),
-    Package("scikit-learn", "sklearn", "train"),
-    Package("webdataset", "webdataset", "train"),
-    Package("datasets", "datasets", "train"),
-    Package("onnx", "onnx", "export"),
-    Package("onnxscript", "onnxscript", "export"),
-    Package("onnxruntime", "onnxruntime", "export"),
-    Package("openvino", "openvino", "export"),
-    Package("nncf", "nncf", "export"),
-    Package("wandb", "wandb", "wandb"),
-    Package("pytest", "pytest", "dev"),
-    Package("onedl-mmengine", "mmengine", "seg"),
-    Package("onedl-mmcv", "mmcv", "seg"),
-    Package("onedl-mmsegmentation", "mmseg", "seg"),
-    Package("onedl-mmdetection", "mmdet", "det"),
-)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,10 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check_package(package: Package) -> tuple[bool, str, str]:
     """(usable, version, what to do)."""
-    advice = f"in the checkout: pip install '.[{package.extra}]'"
-    if package.extra == "core":
-        advice = f"pip install {package.distribution}"
-    elif package.distribution == "onedl-mmcv":
+    advice = install_command(package.module) or f"pip install {package.distribution}"
+    if package.distribution == "onedl-mmcv":
         advice = MMCV_HELP
     try:
         version = importlib.metadata.version(package.distribution)

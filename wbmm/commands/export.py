@@ -7,8 +7,11 @@ import timm
 import torch.nn as nn
 
 from wbmm.deploy.export.graph import INPUT_NAME
-from wbmm.deploy.export.pipeline import FORMATS, Exportable, Report, check_format, export_source, source_of
-from wbmm.models.fuse import FORMS
+from wbmm.deploy.export.pipeline import FORMATS, Exportable, ExportReport, as_exportable, check_format, export_to_file
+from wbmm.io.card import check_timm_name
+from wbmm.io.files import describe_source, load_model
+from wbmm.layers import Block
+from wbmm.models.fuse import FUSED_FORMS
 from wbmm.text import render_table
 
 __all__ = ["EXAMPLE", "add_arguments", "run"]
@@ -27,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=1, help="batch size, where it is not dynamic")
     parser.add_argument("--with-preprocess", action="store_true", help="take uint8 images and normalise in the graph")
     parser.add_argument("--features", action="store_true", help="the maps of the four stages instead of logits")
-    parser.add_argument("--form", choices=FORMS, help="compact (default), or dense")
+    parser.add_argument("--form", choices=FUSED_FORMS, help="compact (default), or dense")
     parser.add_argument("--half", action="store_true", help="store the weights in float16 (openvino)")
     parser.add_argument("--config", type=Path, help="of an mmseg or mmdet checkpoint")
     parser.add_argument("--model", help="the model's name, where the file does not tell")
@@ -40,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     output = _output(args)
     check_format(output, args.format, args.force)
-    report = export_source(
+    report = export_to_file(
         _open(args),
         output,
         format=args.format,
@@ -69,40 +72,35 @@ def _output(args: argparse.Namespace) -> Path:
 
 
 def _open(args: argparse.Namespace) -> Exportable:
-    from wbmm.io.files import describe_source, load_model
-
     path = Path(args.input)
     if args.random_weights:
         if path.is_file():
             raise ValueError(f"{path} is a file: --random-weights goes with a model's name")
-        return source_of(_random(args.input), features=args.features)
+        return as_exportable(_random(args.input), features=args.features)
     if not path.is_file() and timm.is_model(args.input):
         raise ValueError(
             f"{args.input} is a model's name, not a file with weights; say --random-weights if that is meant"
         )
     if args.config is not None:
-        from wbmm.mm.export import open_mm
+        from wbmm.mm.exportable import open_exportable
 
-        source = open_mm(args.config, path, args.features)
+        exportable = open_exportable(args.config, path, args.features)
     else:
         model = load_model(path, args.model, args.ema)
-        source = source_of(model, model.card, args.features)
-    source.card = source.card.replace(source=describe_source(path))
-    return source
+        exportable = as_exportable(model, model.card, args.features)
+    exportable.card = exportable.card.replace(source=describe_source(path))
+    return exportable
 
 
 def _random(name: str) -> nn.Module:
-    from wbmm.io.card import check_name
-    from wbmm.layers import Block
-
-    model = timm.create_model(check_name(name)).eval()
+    model = timm.create_model(check_timm_name(name)).eval()
     for module in model.modules():
         if isinstance(module, Block) and module.gamma is not None:
             nn.init.ones_(module.gamma)  # at the initial 1e-6 a block does nothing and comparing says nothing
     return model
 
 
-def _print(report: Report) -> None:
+def _print(report: ExportReport) -> None:
     print(render_table(HEADERS, [comparison.row() for comparison in report.comparisons]))
     kind = "uint8" if report.card.input == "uint8" else "float32, normalised"
     print(f"\n{report.path}: {report.bytes / 2**20:.1f} MB, {report.card.describe()}")

@@ -4,6 +4,7 @@ import argparse
 import fnmatch
 
 from wbmm.text import render_table
+from wbmm.zoo import load_counts, load_zoo
 
 EXAMPLE = "wbmm list 'wbmm_t*'"
 HEADERS = (
@@ -27,26 +28,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def rows(name_filter: str = "*") -> list[list[str]]:
-    """A row a model: computed at 224x224 beside what the paper prints."""
-    from wbmm.models.fuse import fuse
-    from wbmm.models.profile import build_on_meta, count_macs, count_params
-    from wbmm.zoo import load_zoo
-
-    table = []
+    """A row a model: what scripts/count_zoo.py counted, at 224x224, beside what the paper prints."""
+    table, counts = [], load_counts()
     for model in load_zoo().values():
         if not fnmatch.fnmatch(model.name, name_filter):
             continue
-        net = build_on_meta(model.name)
-        fused = fuse(net)
         paper = {key: model.paper.get(key, "-") for key in ("params", "flops", "top1")}
         table.append(
             [
                 model.name,
                 model.task,
-                f"{count_params(net) / 1e6:.2f}",
-                f"{count_params(fused) / 1e6:.2f}",
+                f"{counts[model.name]['params'] / 1e6:.2f}",
+                f"{counts[model.name]['params_fused'] / 1e6:.2f}",
                 str(paper["params"]),
-                f"{count_macs(fused, (224, 224))[''] / 1e9:.2f}",
+                f"{counts[model.name]['macs'] / 1e9:.2f}",
                 str(paper["flops"]),
                 str(paper["top1"]),
                 " ".join(model.pattern),

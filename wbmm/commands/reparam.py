@@ -5,8 +5,9 @@ from pathlib import Path
 
 from wbmm.deploy.reparam import reparam
 from wbmm.io.atomic import check_target
-from wbmm.io.reader import safe_load
-from wbmm.models.fuse import FORMS
+from wbmm.io.reader import read_checkpoint
+from wbmm.mm.mm_checkpoint import reparam_mm
+from wbmm.models.fuse import FUSED_FORMS
 
 __all__ = ["EXAMPLE", "add_arguments", "run"]
 
@@ -17,10 +18,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("input", type=Path, metavar="IN", help="a checkpoint: ours, released, mmseg's or mmdet's")
     parser.add_argument("output", type=Path, metavar="OUT", help="a .safetensors or .pth file")
     parser.add_argument("--model", help="the model's name, where the file does not tell")
-    parser.add_argument("--form", choices=FORMS, default="compact")
+    parser.add_argument("--form", choices=FUSED_FORMS, default="compact")
     parser.add_argument("--half", action="store_true", help="store the weights in float16")
-    parser.add_argument("--check", action="store_true", help="compare both forms on photographs; exit code 1 if unlike")
-    parser.add_argument("--images", type=Path, metavar="DIR", help="photographs of your own for --check")
+    parser.add_argument("--check", action="store_true", help="compare both forms on pictures; exit code 1 if unlike")
+    parser.add_argument("--images", type=Path, metavar="DIR", help="images for --check (default: drawn landscapes)")
     parser.add_argument("--tolerance", type=float, help="of --check, relative to the largest output (default 1e-5)")
     parser.add_argument("--no-ema", dest="ema", action="store_false", help="the weights themselves, not their average")
     parser.add_argument("--force", action="store_true", help="replace OUT if it exists")
@@ -28,19 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_target(args.output, args.force)
-    contents = safe_load(args.input)
-    if not (isinstance(contents, dict) and _is_mm(contents)):
-        return reparam(args, contents)
-    try:
-        from wbmm.mm.reparam import reparam_mm
-    except ImportError as error:
-        raise ValueError(
-            f"{args.input} is a segmentor's or detector's checkpoint, which needs mmengine ({error}): "
-            "pip install 'wbmm[seg]' or 'wbmm[det]'"
-        ) from None
-    return reparam_mm(args, contents)
+    file = read_checkpoint(args.input)
+    return reparam_mm(args, file.contents) if _is_mm(file.contents) else reparam(args, file)
 
 
-def _is_mm(contents: dict) -> bool:
+def _is_mm(contents: object) -> bool:
+    """Whether these are the contents of a segmentor's or detector's checkpoint."""
+    if not isinstance(contents, dict):
+        return False
     state_dict = contents.get("state_dict", contents)
     return isinstance(state_dict, dict) and any(str(key).startswith("backbone.") for key in state_dict)

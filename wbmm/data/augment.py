@@ -12,8 +12,8 @@ from torch.utils.data import Dataset
 
 from wbmm.io.card import image_transform
 
-from .config import AugmentConfig, DataConfig
 from .order import SAMPLE, hash64
+from .settings import AugmentConfig, DataConfig
 from .sources import BadImage, Source
 
 __all__ = ["SampleDataset", "eval_transform", "seeded", "train_transform"]

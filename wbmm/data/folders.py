@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from wbmm.text import printable
+from wbmm.text import some
 
 __all__ = [
     "check_class_names",
@@ -19,13 +19,24 @@ __all__ = [
     "number_classes",
     "read_class_names",
     "some",
+    "split_folder",
 ]
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
+SYNONYMS = {"train": ("training",), "val": ("validation", "valid"), "validation": ("val", "valid")}
 ANNOTATIONS = "val_annotations.txt"  # Tiny ImageNet's validation set: `images/` and a class for each picture
 MOST_TEXT = 2**26  # bytes of a list of names; ImageNet's validation set takes 2 MB
 
 _logger = logging.getLogger(__name__)
+
+
+def split_folder(root: Path, split: str) -> Path:
+    """`root/split`, or its usual other name. There is no falling back to `root`: it would hold both splits."""
+    for name in (split, *SYNONYMS.get(split, ())):
+        if (root / name).is_dir():
+            return root / name
+    present = sorted(path.name for path in root.iterdir() if path.is_dir())
+    raise ValueError(f"no folder {split!r} in {root}; it has: {', '.join(present[:10]) or 'no folders'}")
 
 
 def is_image(name: str) -> bool:
@@ -73,7 +84,7 @@ def number_classes(classes: list[str], order: list[str] | None, where: str) -> t
     names = order or sorted(present)
     others = sorted(present - set(names))
     if others:
-        _logger.warning("left out of %s, as the class map does not name them: %s", where, some(others))
+        _logger.warning("left out of %s, as the class map does not name them: %s", where, some(others, 5))
     numbers = {name: place for place, name in enumerate(names)}
     labels = np.array([numbers.get(name, -1) for name in classes], dtype=np.int64)
     chosen = np.flatnonzero(labels >= 0)
@@ -101,11 +112,6 @@ def check_class_names(names: object, path: Path) -> None:
             raise ValueError(f"{path}: classes {first[name]} and {place} have the same name, {name!r}")
 
 
-def some(names: list[str], most: int = 5) -> str:
-    """A few of the names, and how many more there are."""
-    return ", ".join(map(printable, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
 def _by_folder(folder: Path, order: list[str] | None) -> dict[str, list[str]]:
     classes = _folders(folder)
     loose = [entry.name for entry in _entries(folder) if is_image(entry.name) and _kind(entry) != "folder"]
@@ -122,7 +128,7 @@ def _by_folder(folder: Path, order: list[str] | None) -> dict[str, list[str]]:
     empty = [name for name, images in found.items() if not images and (order is None or name in order)]
     if empty:
         count = f"{len(empty)} class folder{'' if len(empty) == 1 else 's'}"
-        raise ValueError(f"{count} in {folder} without an image: {some(empty)}")
+        raise ValueError(f"{count} in {folder} without an image: {some(empty, 5)}")
     return found
 
 
@@ -137,7 +143,7 @@ def _annotated(folder: Path) -> dict[str, list[str]]:
     images = {os.path.basename(image): image for image in list_images(folder / "images")}
     for names, what in ((images.keys() - classes, "without a line"), (classes.keys() - images, "without a picture")):
         if names:
-            raise ValueError(f"{file} and the folder images beside it differ: {what}: {some(sorted(names))}")
+            raise ValueError(f"{file} and the folder images beside it differ: {what}: {some(sorted(names), 5)}")
     found: dict[str, list[str]] = {}
     for name, image in images.items():
         found.setdefault(classes[name], []).append(image)

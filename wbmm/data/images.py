@@ -1,4 +1,4 @@
-"""Images for a model, read as its card says: labelled sets, batches, and photographs for comparisons."""
+"""Images for a model, read as its card says: labelled sets, batches, and pictures for comparisons."""
 
 import logging
 import stat
@@ -8,30 +8,31 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from wbmm.data.config import DataConfig
 from wbmm.io.card import ModelCard
 
-from .check import SYNONYMS
-from .folders import SUFFIXES, list_images
-from .sources import ArraySource, BadImage, FileSource, Source, Subset, first_of_each_class, in_order_of, open_source
+from .classes import in_order_of
+from .folders import SUFFIXES, SYNONYMS, list_images
+from .loader import WORKER_TIMEOUT_S
+from .pictures import draw_landscape
+from .settings import DataConfig
+from .sources import ArraySource, BadImage, FileSource, Source, Subset, first_of_each_class, open_source
 
 __all__ = [
     "Batch",
     "batches",
+    "check_batch",
     "find_images",
     "match_classes",
     "no_more_than",
     "open_labelled",
-    "photo_batch",
 ]
 
 NEEDS_NO_FOLDER = ("digits", "hfds")
 SPLITS = {"train", "val", "test", *(name for names in SYNONYMS.values() for name in names)}
-WORKER_TIMEOUT_S = 300
+NOT_FILES = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 
 _logger = logging.getLogger(__name__)
 
@@ -93,6 +94,25 @@ def no_more_than(source: Source, limit: int | None) -> Source:
     return Subset(source, first_of_each_class(source.labels, limit))
 
 
+def find_images(paths: list[Path]) -> list[Path]:
+    """The image files among `paths` and inside the folders among them, sorted within each folder."""
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            inside = sorted(map(Path, list_images(path)))
+            if not inside:
+                raise ValueError(f"no image in the folder {path}: looked for {', '.join(SUFFIXES)}")
+            found += inside
+        elif path.is_file():
+            found.append(path)
+        elif path.exists():
+            kind = NOT_FILES.get(stat.S_IFMT(path.stat().st_mode), "a device")
+            raise ValueError(f"{path} is {kind}: give regular files, or folders of them")
+        else:
+            raise ValueError(f"{path}: there is no such file or folder")
+    return found
+
+
 @dataclass
 class Batch:
     """What was read of some images: the good ones, and a sentence for each bad one.
@@ -108,6 +128,21 @@ class Batch:
     images: Tensor | None
     labels: Tensor
     errors: dict[int, str]
+
+
+def batches(source: Source, card: ModelCard, batch: int, workers: int = 0) -> Iterator[Batch]:
+    """The images of a source in order, through the card's transform; `workers` processes read files."""
+    held = source.source if isinstance(source, Subset) else source
+    if isinstance(held, ArraySource) or len(source) <= batch:
+        workers = 0
+    loader = DataLoader(
+        _Samples(source, card.transform()),
+        batch_size=batch,
+        num_workers=workers,
+        collate_fn=_collate,
+        timeout=WORKER_TIMEOUT_S if workers else 0,
+    )
+    yield from loader
 
 
 class _Samples(Dataset):
@@ -134,68 +169,15 @@ def _collate(samples: list) -> Batch:
     )
 
 
-def batches(source: Source, card: ModelCard, batch: int, workers: int = 0) -> Iterator[Batch]:
-    """The images of a source in order, through the card's transform; `workers` processes read files."""
-    held = source.source if isinstance(source, Subset) else source
-    if isinstance(held, ArraySource) or len(source) <= batch:
-        workers = 0
-    loader = DataLoader(
-        _Samples(source, card.transform()),
-        batch_size=batch,
-        num_workers=workers,
-        collate_fn=_collate,
-        timeout=WORKER_TIMEOUT_S if workers else 0,
-    )
-    yield from loader
+def check_batch(card: ModelCard, folder: Path | None = None, count: int = 8) -> tuple[Tensor, str]:
+    """Images `[N, C, H, W]` to compare two forms of a model on, and what they are in words.
 
-
-KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
-
-
-def find_images(paths: list[Path]) -> list[Path]:
-    """The image files among `paths` and inside the folders among them, sorted within each folder."""
-    found: list[Path] = []
-    for path in paths:
-        if path.is_dir():
-            inside = sorted(map(Path, list_images(path)))
-            if not inside:
-                raise ValueError(f"no image in the folder {path}: looked for {', '.join(SUFFIXES)}")
-            found += inside
-        elif path.is_file():
-            found.append(path)
-        elif path.exists():
-            kind = KINDS.get(stat.S_IFMT(path.stat().st_mode), "a device")
-            raise ValueError(f"{path} is {kind}: give regular files, or folders of them")
-        else:
-            raise ValueError(f"{path}: there is no such file or folder")
-    return found
-
-
-def photo_batch(card: ModelCard, folder: Path | None = None, count: int = 8) -> Tensor:
-    """`[count, C, H, W]`: images of a folder, or crops of the two photographs that scikit-learn ships."""
+    They are up to `count` images of a folder, or drawn landscapes where there is none.
+    """
+    if folder is None:
+        pictures, what = [draw_landscape(number) for number in range(count)], "drawn landscapes"
+    else:
+        source = FileSource(find_images([folder])[:count])
+        pictures, what = [source.image(index) for index in range(len(source))], f"images of {folder}"
     transform = card.transform()
-    return torch.stack([transform(image) for image in (_from_folder(folder, count) if folder else _crops(count))])
-
-
-def _from_folder(folder: Path, count: int) -> list[Image.Image]:
-    source = FileSource(find_images([folder])[:count])
-    return [source.image(index) for index in range(len(source))]
-
-
-def _crops(count: int) -> list[Image.Image]:
-    """Quarters and the whole of each photograph, then the same mirrored."""
-    try:
-        from sklearn.datasets import load_sample_images
-    except ImportError as error:
-        raise ImportError(
-            "the photographs for this check come with scikit-learn: in the checkout, pip install '.[train]', "
-            "or give a folder of your own (--images DIR)"
-        ) from error
-    photos = [Image.fromarray(array) for array in load_sample_images().images]
-    crops = []
-    for box in ((0, 0, 1, 1), (0, 0, 0.5, 0.5), (0.5, 0, 1, 0.5), (0, 0.5, 0.5, 1), (0.5, 0.5, 1, 1)):
-        for photo in photos:
-            width, height = photo.size
-            crops.append(photo.crop((box[0] * width, box[1] * height, box[2] * width, box[3] * height)))
-    crops += [crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for crop in crops]
-    return crops[:count]
+    return torch.stack([transform(picture) for picture in pictures]), what

@@ -8,59 +8,16 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from .augment import SampleDataset
 from .order import Plan
 
-__all__ = ["EvalLoader", "TrainLoader", "WorkerFetch", "detach_worker", "starting_workers"]
+__all__ = ["SIGNALS", "EvalLoader", "TrainLoader", "WorkerFetch", "detach_worker", "starting_workers"]
 
-Batch = tuple[torch.Tensor, torch.Tensor]
-WORKER_TIMEOUT_S = 300
-
-
-class WorkerFetch:
-    """Reads and transforms samples in worker processes (or in this one with `workers=0`)."""
-
-    def __init__(self, dataset: SampleDataset, workers: int):
-        self.sampler = _Keys()
-        self.loader = DataLoader(
-            dataset,
-            batch_sampler=self.sampler,
-            num_workers=workers,
-            collate_fn=_collate,
-            pin_memory=torch.cuda.is_available(),
-            persistent_workers=workers > 0,
-            worker_init_fn=detach_worker,
-            generator=torch.Generator(),  # its own: the loader draws a seed for its workers, which we do not use
-            # a worker that died is noticed at once; this is for one that hangs, on a dead file system for instance
-            timeout=WORKER_TIMEOUT_S if workers else 0,
-        )
-
-    def __call__(self, epoch: int, batches: Iterable[np.ndarray]) -> Iterator[Batch]:
-        self.sampler.keys = ([(epoch, int(index)) for index in batch] for batch in batches)
-        with starting_workers():
-            return iter(self.loader)
-
-
-class _Keys:
-    """The batch sampler of a loader whose workers live longer than an epoch: its list is set anew each time.
-
-    It knows nothing of the loader's owner: in a cycle of references, DataLoader takes 5 s a worker to shut down.
-    """
-
-    keys: Iterable[list] = ()
-
-    def __iter__(self):
-        return iter(self.keys)
-
-
-def _collate(samples: list):
-    samples = [sample for sample in samples if sample is not None]
-    if not samples:
-        return None
-    images, labels = zip(*samples, strict=True)
-    return torch.stack(images), torch.tensor(labels, dtype=torch.int64)
+WORKER_TIMEOUT_S = 300  # of a worker that hangs, on a dead file system for instance
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # those that stop a run, which its data workers must outlive
 
 
 class TrainLoader:
@@ -75,7 +32,7 @@ class TrainLoader:
         self.plan, self.fetch = plan, fetch
         self.steps_per_epoch = plan.steps
 
-    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[list[Batch]]:
+    def epoch(self, epoch: int, start_step: int = 0) -> Iterator[list[tuple[Tensor, Tensor]]]:
         if not 0 <= start_step <= self.steps_per_epoch:
             raise ValueError(f"start_step is {start_step}; an epoch has {self.steps_per_epoch} steps")
         batches = self.fetch(epoch, self.plan.batches(epoch, start_step))
@@ -96,9 +53,58 @@ class EvalLoader:
         self.size, self.batch, self.fetch = size, batch, fetch
         self.indices = np.arange(rank, size, world)
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         chunks = (self.indices[start : start + self.batch] for start in range(0, len(self.indices), self.batch))
         yield from (batch for batch in self.fetch(0, chunks) if batch is not None)
+
+
+class WorkerFetch:
+    """Reads and transforms samples in worker processes (or in this one with `workers=0`).
+
+    Args:
+        dataset: Samples by (epoch, index).
+        workers: How many processes.
+        pin_memory: Hand out batches in page-locked memory, for a copy to a GPU.
+    """
+
+    def __init__(self, dataset: SampleDataset, workers: int, pin_memory: bool = False):
+        self.sampler = _Keys()
+        self.loader = DataLoader(
+            dataset,
+            batch_sampler=self.sampler,
+            num_workers=workers,
+            collate_fn=_stack,
+            pin_memory=pin_memory,
+            persistent_workers=workers > 0,
+            worker_init_fn=detach_worker,
+            generator=torch.Generator(),  # its own: the loader draws a seed for its workers, which we do not use
+            timeout=WORKER_TIMEOUT_S if workers else 0,
+        )
+
+    def __call__(self, epoch: int, batches: Iterable[np.ndarray]) -> Iterator[tuple[Tensor, Tensor]]:
+        self.sampler.keys = ([(epoch, int(index)) for index in batch] for batch in batches)
+        with starting_workers():
+            return iter(self.loader)
+
+
+class _Keys:
+    """The batch sampler of a loader whose workers live longer than an epoch: its list is set anew each time.
+
+    It knows nothing of the loader's owner: in a cycle of references, DataLoader takes 5 s a worker to shut down.
+    """
+
+    keys: Iterable[list] = ()
+
+    def __iter__(self):
+        return iter(self.keys)
+
+
+def _stack(samples: list):
+    samples = [sample for sample in samples if sample is not None]
+    if not samples:
+        return None
+    images, labels = zip(*samples, strict=True)
+    return torch.stack(images), torch.tensor(labels, dtype=torch.int64)
 
 
 @contextmanager
@@ -131,6 +137,3 @@ def _obey_parent():
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass
     os._exit(0)
-
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

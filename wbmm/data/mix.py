@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from timm.data.mixup import Mixup, mixup_target
 
-from .config import MixConfig
 from .order import MIX, hash64
+from .settings import MixConfig
 
 __all__ = ["BatchMixer"]
 

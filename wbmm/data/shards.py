@@ -9,13 +9,15 @@ import json
 import logging
 import os
 import re
-import secrets
 import tarfile
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+
+from wbmm.io.atomic import replacing
 
 from .folders import check_class_names, is_image, natural_order, number_classes, read_class_names
 
@@ -252,11 +254,7 @@ def _label(tar: tarfile.TarFile, member: tarfile.TarInfo) -> int:
 
 def _store(cache: Path, table: np.ndarray) -> None:
     """Writes the index atomically, as several ranks may do so at once; a read-only folder just costs time."""
-    temporary = cache.with_suffix(f".{secrets.token_hex(4)}.tmp")
-    try:
+    with suppress(OSError):
         cache.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            np.save(file, table)
-        temporary.replace(cache)
-    except OSError:
-        return
+        with replacing(cache) as temporary:
+            np.save(temporary, table)

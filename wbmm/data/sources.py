@@ -1,9 +1,7 @@
 """Where images come from: folders, tar files, shards, idx files, Hugging Face datasets; all read by index."""
 
-import copy
 import gzip
 import io
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -11,10 +9,10 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from wbmm.data.config import READER_ARGS, DataConfig, check_reader_args
+from wbmm.text import first_line
 
-from . import check
-from .folders import check_class_names, class_images, natural_order, read_class_names
+from .folders import check_class_names, class_images, read_class_names, split_folder
+from .settings import READER_ARGS, DataConfig, check_reader_args
 from .shards import PlacedImages, find_class_names, open_shards, open_tars
 
 __all__ = [
@@ -23,61 +21,18 @@ __all__ = [
     "FileSource",
     "Source",
     "Subset",
-    "in_order_of",
+    "first_of_each_class",
     "open_source",
     "read_idx",
     "read_idx_split",
 ]
-
-PREFIXES = {"train": "train", "val": "t10k", "validation": "t10k", "test": "t10k", "t10k": "t10k"}
-
-
-def read_idx(path: str | Path) -> np.ndarray:
-    """Reads a file of unsigned bytes: two zero bytes, type 8, the number of dimensions, the sizes, the data."""
-    raw = Path(path).read_bytes()
-    try:
-        raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-    except (OSError, EOFError) as error:
-        raise ValueError(f"{path} is a damaged gzip file: {error}") from error
-    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
-        raise ValueError(f"{path} is not an idx file of unsigned bytes: it starts with {raw[:4].hex()}")
-    dims = raw[3]
-    shape = tuple(int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(dims))
-    data = np.frombuffer(raw, dtype=np.uint8, offset=4 + 4 * dims) if len(raw) >= 4 + 4 * dims else np.empty(0)
-    if data.size != int(np.prod(shape)):
-        raise ValueError(f"{path} should hold {shape} = {int(np.prod(shape))} bytes of data, it has {data.size}")
-    return data.reshape(shape)
-
-
-def read_idx_split(root: Path, split: str) -> tuple[np.ndarray, np.ndarray, str]:
-    """The images [N, H, W], the labels [N] and the image file of a split, from a folder with MNIST's file names."""
-    if split not in PREFIXES:
-        raise ValueError(f"the idx split is {split!r}; valid: {', '.join(PREFIXES)}")
-    image_file = _find(root, f"{PREFIXES[split]}-images-idx3-ubyte")
-    label_file = _find(root, f"{PREFIXES[split]}-labels-idx1-ubyte")
-    images, labels = read_idx(image_file), read_idx(label_file)
-    if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
-        raise ValueError(f"{image_file} holds {images.shape} and {label_file} {labels.shape}: not images and labels")
-    return images, labels.astype(np.int64), str(image_file)
-
-
-def _find(root: Path, name: str) -> Path:
-    for path in (root / name, root / f"{name}.gz"):
-        if path.is_file():
-            return path
-    raise ValueError(
-        f"{root} has neither {name} nor {name}.gz. Fashion-MNIST comes with Debian's package dataset-fashion-mnist "
-        "(/usr/share/datasets/fashion-mnist) or with torchvision (FashionMNIST/raw)"
-    )
-
 
 STREAMING = ("hfids", "tfds")
 SOURCES = ("folder", "tar", "wds", "hfds/<name or folder>", "digits", "idx")
 # What PIL may take a file for, whatever its name says; left to itself it tries dozens, some of which run programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 EIGHT_BIT_MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV"}
-
-_logger = logging.getLogger(__name__)
+IDX_PREFIXES = {"train": "train", "val": "t10k", "validation": "t10k", "test": "t10k", "t10k": "t10k"}
 
 
 class BadImage(ValueError):
@@ -110,8 +65,7 @@ class Source:
             with self.open(int(index)) as file:
                 return decode(file)
         except Exception as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise BadImage(f"cannot read image {self.name(index)}: {reason}") from error
+            raise BadImage(f"cannot read image {self.name(index)}: {first_line(error)}") from error
 
     def open(self, index: int) -> BinaryIO:
         """The file of an image."""
@@ -215,34 +169,6 @@ class Subset(Source):
         return self.source.name(self.indices[index])
 
 
-def in_order_of(source: Source, names: list[str] | None, whose: str) -> Source:
-    """The source, once its classes are known to be those of a model, in that order; a difference is an error.
-
-    Older models have the classes of a folder in timm's order, without regard to case and with numbers by their value.
-    The labels are then numbered as the model's.
-
-    Args:
-        source: images with or without names of classes.
-        names: the model's, if it has any.
-        whose: the model, for the message.
-    """
-    mine = source.class_names
-    if not names or not mine:
-        return source
-    names = [str(name) for name in names]
-    if mine == names:
-        return source
-    keys = [natural_order(name) for name in names]
-    if sorted(mine) != sorted(names) or mine != sorted(mine) or keys != sorted(keys):
-        raise ValueError(check.difference(mine, names, "the data", whose))
-    _logger.warning("%s has its classes in timm's order, as older versions numbered them; so do the labels now", whose)
-    place = {name: number for number, name in enumerate(names)}
-    other = copy.copy(source)
-    other.labels = np.array([place[name] for name in mine], dtype=np.int64)[source.labels]
-    other.class_names = list(names)
-    return other
-
-
 def open_source(cfg: DataConfig, train: bool) -> Source:
     """The training or validation set of a configuration."""
     args = dict(cfg.args)
@@ -278,7 +204,20 @@ def _open(cfg: DataConfig, split: str, train: bool, args: dict) -> Source:
     if kind == "digits":
         return _digits(train)
     openers = {"folder": _folder, "tar": _tar, "wds": _shards, "idx": _idx}
-    return openers[kind](check.root_folder(cfg), split, **args)
+    return openers[kind](_root_folder(cfg), split, **args)
+
+
+def _root_folder(cfg: DataConfig) -> Path:
+    """`data.root` as a folder that exists."""
+    if not cfg.root:
+        raise ValueError(f"data.source {cfg.source!r} reads a folder: give it as data.root=/path/to/data")
+    try:
+        root = Path(cfg.root).expanduser()
+    except RuntimeError:
+        raise ValueError(f"data.root {cfg.root!r}: there is no such user") from None
+    if not root.is_dir():
+        raise ValueError(f"data.root {str(root)!r} is not a folder")
+    return root
 
 
 def _class_order(root: Path, class_map: str | list | None) -> list[str] | None:
@@ -295,7 +234,7 @@ def _class_order(root: Path, class_map: str | list | None) -> list[str] | None:
 
 
 def _folder(root: Path, split: str, class_map: str | list | None = None) -> Source:
-    return FileSource(*class_images(check.split_folder(root, split), _class_order(root, class_map)))
+    return FileSource(*class_images(split_folder(root, split), _class_order(root, class_map)))
 
 
 def _tar(root: Path, split: str, class_map: str | list | None = None) -> Source:
@@ -303,7 +242,7 @@ def _tar(root: Path, split: str, class_map: str | list | None = None) -> Source:
     if single.is_file():
         files = [single]
     else:
-        folder = check.split_folder(root, split)
+        folder = split_folder(root, split)
         files = sorted(file for file in folder.glob("*.tar") if file.is_file())
         if not files:
             raise ValueError(f"no tar file in {folder}: data.source=tar reads {single} or {folder}/*.tar")
@@ -319,6 +258,45 @@ def _idx(root: Path, split: str) -> Source:
     return ArraySource(images, labels, where, find_class_names(root))
 
 
+def read_idx_split(root: Path, split: str) -> tuple[np.ndarray, np.ndarray, str]:
+    """The images [N, H, W], the labels [N] and the image file of a split, from a folder with MNIST's file names."""
+    if split not in IDX_PREFIXES:
+        raise ValueError(f"the idx split is {split!r}; valid: {', '.join(IDX_PREFIXES)}")
+    image_file = _find_idx(root, f"{IDX_PREFIXES[split]}-images-idx3-ubyte")
+    label_file = _find_idx(root, f"{IDX_PREFIXES[split]}-labels-idx1-ubyte")
+    images, labels = read_idx(image_file), read_idx(label_file)
+    if images.ndim != 3 or labels.ndim != 1 or len(images) != len(labels):
+        raise ValueError(f"{image_file} holds {images.shape} and {label_file} {labels.shape}: not images and labels")
+    return images, labels.astype(np.int64), str(image_file)
+
+
+def _find_idx(root: Path, name: str) -> Path:
+    for path in (root / name, root / f"{name}.gz"):
+        if path.is_file():
+            return path
+    raise ValueError(
+        f"{root} has neither {name} nor {name}.gz. Fashion-MNIST comes with Debian's package dataset-fashion-mnist "
+        "(/usr/share/datasets/fashion-mnist) or with torchvision (FashionMNIST/raw)"
+    )
+
+
+def read_idx(path: str | Path) -> np.ndarray:
+    """Reads a file of unsigned bytes: two zero bytes, type 8, the number of dimensions, the sizes, the data."""
+    raw = Path(path).read_bytes()
+    try:
+        raw = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+    except (OSError, EOFError) as error:
+        raise ValueError(f"{path} is a damaged gzip file: {error}") from error
+    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
+        raise ValueError(f"{path} is not an idx file of unsigned bytes: it starts with {raw[:4].hex()}")
+    dims = raw[3]
+    shape = tuple(int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(dims))
+    data = np.frombuffer(raw, dtype=np.uint8, offset=4 + 4 * dims) if len(raw) >= 4 + 4 * dims else np.empty(0)
+    if data.size != int(np.prod(shape)):
+        raise ValueError(f"{path} should hold {shape} = {int(np.prod(shape))} bytes of data, it has {data.size}")
+    return data.reshape(shape)
+
+
 def _hugging_face(
     name: str, root: str | None, split: str, input_key: str = "image", target_key: str = "label"
 ) -> Source:
@@ -327,7 +305,7 @@ def _hugging_face(
     try:
         import datasets
     except ImportError as error:
-        raise ImportError("Hugging Face datasets need the package datasets: pip install datasets") from error
+        raise ImportError("data.source=hfds needs the package datasets: pip install 'wbmm[train]'") from error
     found = datasets.load_dataset(name, split=split, cache_dir=root)
     for option, key in (("input_key", input_key), ("target_key", target_key)):
         if key not in found.column_names:
@@ -344,7 +322,7 @@ def _digits(train: bool) -> Source:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
-        raise ImportError("data.source=digits needs scikit-learn: in the checkout, pip install '.[train]'") from error
+        raise ImportError("data.source=digits needs scikit-learn: pip install 'wbmm[train]'") from error
     data = load_digits()
     images = np.round(data.images * (255 / 16)).astype(np.uint8)
     # Every fifth sample of each class is for validation: 1437 and 360, a split that never changes.

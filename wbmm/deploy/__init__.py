@@ -1,1 +1,1 @@
-"""From a trained model to one that runs: fusion."""
+"""From a trained model to one that runs: fused, exported, quantised, evaluated, and used on images."""

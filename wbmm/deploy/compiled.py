@@ -7,14 +7,16 @@ from pathlib import Path
 
 import torch.nn as nn
 
+from wbmm.deploy.export import export_model
 from wbmm.io.card import ModelCard, card_of
+from wbmm.text import first_line
 
 from .runtime import Runner, open_runner, torch_runner
 
 __all__ = ["RUNTIMES", "add_runtime_argument", "compiled_runner", "open_compiled"]
 
 RUNTIMES = ("pytorch", "openvino")
-logger = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 def add_runtime_argument(parser: argparse.ArgumentParser) -> None:
@@ -53,14 +55,11 @@ def compiled_runner(
         try:
             return _by_openvino(model, card, device)
         except Exception as error:  # whatever a compiler may raise: the model still runs
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            logger.warning("runtime 'openvino' cannot be had: %s. PyTorch runs the model.", reason)
+            _logger.warning("runtime 'openvino' cannot be had: %s. PyTorch runs the model.", first_line(error))
     return torch_runner(model, card, device)
 
 
 def _by_openvino(model: nn.Module, card: ModelCard, device: str) -> Runner:
-    from wbmm.deploy.export import export_model
-
     if device != "cpu":
         raise ValueError(f"it runs on the CPU here, and the device is {device!r}")
     with tempfile.TemporaryDirectory() as folder:

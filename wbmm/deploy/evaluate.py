@@ -10,14 +10,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from wbmm.data.classes import is_right
 from wbmm.data.images import batches, match_classes, no_more_than, open_labelled
 from wbmm.io.card import ModelCard
 from wbmm.progress import progress_bar
 from wbmm.text import render_table
 
-from .compiled import add_runtime_argument
+from .compiled import add_runtime_argument, open_compiled
 
-__all__ = ["EXAMPLE", "Outputs", "add_arguments", "add_data_arguments", "agreement", "collect", "run", "top"]
+__all__ = ["EXAMPLE", "Evaluation", "add_arguments", "add_data_arguments", "agreement", "collect", "run", "top"]
 
 EXAMPLE = "wbmm eval runs/wbmm_t/best.pt wbmm_t.safetensors wbmm_t.onnx --data /data/imagenet"
 HEADERS = ("file", "runs as", "images", "top-1 %", "top-5 %", "images/s")
@@ -47,7 +48,7 @@ def add_data_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 @dataclass
-class Outputs:
+class Evaluation:
     """What a model said about a set.
 
     Attributes:
@@ -63,7 +64,7 @@ class Outputs:
     skipped: int = 0
 
 
-def collect(runner, source, batch: int = 64, workers: int = 0, skip_bad: bool = False, label: str = "") -> Outputs:
+def collect(runner, source, batch: int = 64, workers: int = 0, skip_bad: bool = False, label: str = "") -> Evaluation:
     """Runs a classifier over a whole set. A bad image is an error that names it, or is named and left out."""
     logits, labels, seconds, skipped = [], [], 0.0, 0
     with progress_bar(len(source), label) as advance:
@@ -83,7 +84,7 @@ def collect(runner, source, batch: int = 64, workers: int = 0, skip_bad: bool = 
             advance(len(part.indices) + len(part.errors))
     if not logits:
         raise ValueError("none of the images can be read")
-    outputs = Outputs(torch.cat(logits), torch.cat(labels), seconds, skipped)
+    outputs = Evaluation(torch.cat(logits), torch.cat(labels), seconds, skipped)
     if not outputs.logits.isfinite().all():
         raise ValueError(f"{label}: the outputs are not finite for {_count_bad(outputs.logits)} images")
     return outputs
@@ -93,13 +94,12 @@ def _count_bad(logits: Tensor) -> int:
     return int((~logits.isfinite().all(1)).sum())
 
 
-def top(outputs: Outputs, k: int) -> float:
+def top(outputs: Evaluation, k: int) -> float:
     """Top-k accuracy in per cent."""
-    best = outputs.logits.topk(min(k, outputs.logits.shape[1]), dim=1).indices
-    return 100 * (best == outputs.labels[:, None]).any(1).double().mean().item()
+    return 100 * is_right(outputs.logits, outputs.labels, k).double().mean().item()
 
 
-def agreement(outputs: Outputs, reference: Outputs) -> float:
+def agreement(outputs: Evaluation, reference: Evaluation) -> float:
     """For how many images the first class is the same, in per cent."""
     return 100 * (outputs.logits.argmax(1) == reference.logits.argmax(1)).double().mean().item()
 
@@ -112,8 +112,6 @@ def classifier(runner, name: str):
 
 
 def run(args: argparse.Namespace) -> int:
-    from .compiled import open_compiled
-
     _check_numbers(args)
     runners = [
         classifier(open_compiled(name, args.device, args.model, args.ema, args.runtime), name) for name in args.models
@@ -155,7 +153,7 @@ def _say(line: str, told: set[str]) -> None:
         told.add(line)
 
 
-def _row(name: str, runner, outputs: Outputs) -> list[str]:
+def _row(name: str, runner, outputs: Evaluation) -> list[str]:
     count = len(outputs.labels)
     return [
         Path(name).name,
@@ -167,7 +165,7 @@ def _row(name: str, runner, outputs: Outputs) -> list[str]:
     ]
 
 
-def _compared(outputs: Outputs, reference: Outputs, card: ModelCard) -> list[str]:
+def _compared(outputs: Evaluation, reference: Evaluation, card: ModelCard) -> list[str]:
     if outputs is reference:
         return ["-", "-"]
     if outputs.logits.shape != reference.logits.shape:

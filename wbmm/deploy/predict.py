@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
+from timm.data import ImageNetInfo
 
 from wbmm.data.images import Batch, batches, find_images
 from wbmm.data.sources import FileSource
@@ -18,61 +19,16 @@ from wbmm.io.card import ModelCard
 from wbmm.progress import progress_bar
 from wbmm.text import printable
 
-from .compiled import add_runtime_argument
+from .compiled import add_runtime_argument, open_compiled
 from .evaluate import classifier
 
 __all__ = ["EXAMPLE", "Prediction", "add_arguments", "annotate", "class_names", "predict", "run"]
 
-LEAST_WIDTH, MOST_SIDE = 320, 1280
-BACKGROUND, BAR, TEXT = (24, 24, 28), (52, 92, 160), (240, 240, 240)
-
-
-def annotate(image: Image.Image, lines: list[tuple[str, float]]) -> Image.Image:
-    """The image over one line a class: its name, its probability, and a bar as long as that.
-
-    Args:
-        image: any mode and size; a tiny one is enlarged by a whole factor, so that its pixels stay visible.
-        lines: (name, probability from 0 to 1), best first.
-    """
-    image = _readable_size(image.convert("RGB"))
-    width = max(image.width, LEAST_WIDTH)
-    size = max(14, width // 32)
-    font = ImageFont.load_default(size)
-    step = round(size * 1.5)
-    sheet = Image.new("RGB", (width, image.height + step * len(lines) + size // 2), BACKGROUND)
-    sheet.paste(image, ((width - image.width) // 2, 0))
-    draw = ImageDraw.Draw(sheet)
-    for number, (name, probability) in enumerate(lines):
-        top = image.height + size // 4 + number * step
-        draw.rectangle((0, top, round(probability * (width - 1)), top + step - 3), fill=BAR)
-        percent = f"{100 * probability:.1f} %"
-        room = width - size - draw.textlength(percent, font)
-        draw.text((size // 2, top), _shorten(name, room - size // 2, draw, font), fill=TEXT, font=font)
-        draw.text((room + size // 2, top), percent, fill=TEXT, font=font)
-    return sheet
-
-
-def _readable_size(image: Image.Image) -> Image.Image:
-    factor = LEAST_WIDTH // max(image.size)
-    if factor > 1:
-        return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
-    if max(image.size) > MOST_SIDE:
-        image = image.copy()
-        image.thumbnail((MOST_SIDE, MOST_SIDE))
-    return image
-
-
-def _shorten(text: str, room: float, draw: ImageDraw.ImageDraw, font) -> str:
-    if draw.textlength(text, font) <= room:
-        return text
-    while text and draw.textlength(f"{text}...", font) > room:
-        text = text[:-1]
-    return f"{text}..."
-
-
 EXAMPLE = "wbmm predict wbmm_t.safetensors photos/ cat.jpg --out predictions"
 CSV_NAME = "predictions.csv"
-MOST_LINES = 20
+MOST_LINES = 20  # printed; a table holds all
+LEAST_WIDTH, MOST_SIDE = 320, 1280  # of a picture
+BACKGROUND, BAR, TEXT = (24, 24, 28), (52, 92, 160), (240, 240, 240)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -107,8 +63,6 @@ def class_names(card: ModelCard) -> list[str]:
     """A name for each class, fit to print: the card's; ImageNet's words for its 1000 classes; or numbers."""
     names = card.class_names
     if card.num_classes == 1000:
-        from timm.data import ImageNetInfo
-
         info = ImageNetInfo()
         if not names or list(names) == info.label_names():
             return [text.split(",")[0] for text in info.label_descriptions()]
@@ -137,8 +91,6 @@ def _classify(runner, part: Batch, paths: list[Path], names: list[str], topk: in
 
 
 def run(args: argparse.Namespace) -> int:
-    from .compiled import open_compiled
-
     for name in ("topk", "batch"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} {getattr(args, name)}: give 1 or more")
@@ -240,3 +192,46 @@ def _summary(total: int, bad: int, csv_file: Path | None, pictures: Path | None)
         print(f"table: {csv_file}")
     if pictures is not None:
         print(f"pictures: {pictures}")
+
+
+def annotate(image: Image.Image, lines: list[tuple[str, float]]) -> Image.Image:
+    """The image over one line a class: its name, its probability, and a bar as long as that.
+
+    Args:
+        image: any mode and size; a tiny one is enlarged by a whole factor, so that its pixels stay visible.
+        lines: (name, probability from 0 to 1), best first.
+    """
+    image = _readable_size(image.convert("RGB"))
+    width = max(image.width, LEAST_WIDTH)
+    size = max(14, width // 32)
+    font = ImageFont.load_default(size)
+    step = round(size * 1.5)
+    sheet = Image.new("RGB", (width, image.height + step * len(lines) + size // 2), BACKGROUND)
+    sheet.paste(image, ((width - image.width) // 2, 0))
+    draw = ImageDraw.Draw(sheet)
+    for number, (name, probability) in enumerate(lines):
+        top = image.height + size // 4 + number * step
+        draw.rectangle((0, top, round(probability * (width - 1)), top + step - 3), fill=BAR)
+        percent = f"{100 * probability:.1f} %"
+        room = width - size - draw.textlength(percent, font)
+        draw.text((size // 2, top), _shorten(name, room - size // 2, draw, font), fill=TEXT, font=font)
+        draw.text((room + size // 2, top), percent, fill=TEXT, font=font)
+    return sheet
+
+
+def _readable_size(image: Image.Image) -> Image.Image:
+    factor = LEAST_WIDTH // max(image.size)
+    if factor > 1:
+        return image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    if max(image.size) > MOST_SIDE:
+        image = image.copy()
+        image.thumbnail((MOST_SIDE, MOST_SIDE))
+    return image
+
+
+def _shorten(text: str, room: float, draw: ImageDraw.ImageDraw, font) -> str:
+    if draw.textlength(text, font) <= room:
+        return text
+    while text and draw.textlength(f"{text}...", font) > room:
+        text = text[:-1]
+    return f"{text}..."

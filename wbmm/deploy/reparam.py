@@ -9,15 +9,17 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from wbmm.data.images import photo_batch
+from wbmm.data.images import check_batch
 from wbmm.io.card import ModelCard, form_of
 from wbmm.io.files import describe_source, open_checkpoint, write_weights
+from wbmm.io.reader import CheckpointFile
+from wbmm.io.weights import round_weights
 from wbmm.machine import versions
 from wbmm.models.fuse import fuse
 from wbmm.models.state import CheckpointError
 from wbmm.text import printable, render_table
 
-__all__ = ["Size", "reparam", "report_difference", "store"]
+__all__ = ["Size", "reparam", "report_difference"]
 
 HEADERS = ("", "form", "parameters M", "stored M", "file MB")
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-2}
@@ -40,15 +42,17 @@ class Size:
         return [label, form, f"{self.parameters / 1e6:.2f}", f"{self.stored / 1e6:.2f}", f"{self.bytes / 2**20:.1f}"]
 
 
-def reparam(args: argparse.Namespace, contents: object) -> int:
+def reparam(args: argparse.Namespace, file: CheckpointFile) -> int:
     """Fuses the model of a file that has been read, and writes it; 1 if `--check` finds a difference."""
-    model, card = open_checkpoint(args.input, args.model, args.ema, contents=contents)
+    model, card = open_checkpoint(args.input, args.model, args.ema, file=file)
     fused = fuse(model, args.form)
     if form_of(fused) == "training":
         raise CheckpointError(f"{args.input}: there is nothing to fuse in {card.describe()}")
-    state_dict = store(fused.state_dict(), args.half)
+    state_dict = fused.state_dict()
+    if args.half:
+        state_dict = round_weights(state_dict, torch.float16, "leave --half out")
     fused.load_state_dict(state_dict)  # what the file will hold, rounded if it is in half precision
-    if args.check and not _agree(model, fused, photo_batch(card, args.images), args):
+    if args.check and not _agree(model, fused, card, args):
         return 1
     new = card.replace(
         form=args.form,
@@ -61,23 +65,13 @@ def reparam(args: argparse.Namespace, contents: object) -> int:
     return 0
 
 
-def store(state_dict: dict[str, Tensor], half: bool) -> dict[str, Tensor]:
-    """The tensors of a file, in half precision if asked; one that would overflow there is an error."""
-    if not half:
-        return state_dict
-    stored = {key: value.half() if value.is_floating_point() else value for key, value in state_dict.items()}
-    lost = [key for key, value in stored.items() if value.is_floating_point() and not value.isfinite().all()]
-    if lost:
-        raise ValueError(f"--half: {lost[0]} has values above 65504, which float16 does not hold; leave --half out")
-    return stored
-
-
 @torch.inference_mode()
-def _agree(model: nn.Module, fused: nn.Module, images: Tensor, args: argparse.Namespace) -> bool:
-    """Whether both forms agree on the photographs at their size, and at another one that fills no window."""
+def _agree(model: nn.Module, fused: nn.Module, card: ModelCard, args: argparse.Namespace) -> bool:
+    """Whether both forms agree on pictures at the model's size, and at another one that fills no window."""
+    images, what = check_batch(card, args.images)
     agree = True
     for batch in (images, images[:2, ..., : images.shape[-2] - 3, : images.shape[-1] - 5]):
-        agree &= report_difference(model(batch), fused(batch), f"{tuple(batch.shape)}", args)
+        agree &= report_difference(model(batch), fused(batch), f"{what} {tuple(batch.shape)}", args)
     return agree
 
 
@@ -88,7 +82,7 @@ def report_difference(expected: Tensor, got: Tensor, what: str, args: argparse.N
     tolerance = args.tolerance or TOLERANCE[torch.float16 if args.half else torch.float32]
     good = difference <= tolerance * scale  # false for NaN too
     allowed = f"allowed {tolerance * scale:.2e}"
-    text = f"photographs {what}: outputs up to {scale:.3g} differ by at most {difference:.2e}, {allowed}"
+    text = f"{what}: outputs up to {scale:.3g} differ by at most {difference:.2e}, {allowed}"
     print(text if good else f"{text}: NOT written", file=sys.stdout if good else sys.stderr)
     return good
 

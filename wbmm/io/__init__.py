@@ -1,1 +1,1 @@
-"""Files: the reader that never runs what it reads, and what a file says of its own contents."""
+"""Files: a reader that never runs what it reads, atomic writes, and what a file says about itself."""

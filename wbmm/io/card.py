@@ -1,4 +1,8 @@
-"""What a model file says about itself: read from the file, or worked out from its weights."""
+"""The card of a model: what a file says about itself, read from it, or worked out from its weights or its model.
+
+In order: the card and its fields, a card from a file, what a file may ask for, a card from weights alone, a card from a
+model.
+"""
 
 import dataclasses
 import json
@@ -7,7 +11,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import timm
 import torch
@@ -17,33 +20,34 @@ from torch import Tensor
 
 from wbmm.layers import Block, FusedBlock
 from wbmm.layers.fused import CompactMixer, DenseWBMM2d
-from wbmm.layers.window import WindowLayer
 from wbmm.machine import versions
+from wbmm.models.fuse import FUSED_FORMS
 from wbmm.models.identify import identify
 from wbmm.models.pattern import MOST_BLOCKS, NUM_STAGES, StageWindow, parse_pattern, parse_windows
 from wbmm.models.state import CheckpointError
 from wbmm.models.wbmm import WBMM
-from wbmm.text import printable
+from wbmm.ops.modules import WindowLayer
+from wbmm.text import first_line, printable
 from wbmm.zoo import load_zoo
 
-from .reader import METADATA_KEY, first_line
+from .reader import CheckpointFile
 
 __all__ = [
     "FORMS",
     "INPUTS",
     "KINDS",
-    "METADATA_KEY",
     "ModelCard",
-    "as_asked",
     "card_of",
     "check_args",
-    "check_name",
+    "check_model_name",
+    "check_timm_name",
     "form_of",
+    "image_transform",
     "read_card",
     "recognise",
 ]
 
-FORMS = ("training", "compact", "dense")
+FORMS = ("training", *FUSED_FORMS)
 KINDS = ("classifier", "features", "segmentor", "detector")
 INPUTS = ("normalized", "uint8")
 INTERPOLATIONS = ("bicubic", "bilinear", "nearest", "lanczos", "box", "hamming")
@@ -51,6 +55,9 @@ MOST_CLASSES = 1_000_000
 MOST_CHANNELS = 1024  # of an image
 LONGEST_SIDE = 16_384
 LONGEST_NAME = 10_000  # of a class
+LARGEST_WINDOW = 112
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -223,22 +230,12 @@ _FIELDS: dict[str, tuple[Callable[[object], bool], str]] = {
 }
 
 
-_logger = logging.getLogger(__name__)
-
-
-def read_card(path: Path, contents: object) -> ModelCard | None:
+def read_card(file: CheckpointFile) -> ModelCard | None:
     """The description inside a file: of `save_model`, or of a training run; None where there is none."""
-    if path.suffix == ".safetensors":
-        from safetensors import safe_open
-
-        with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get(METADATA_KEY)
-        return ModelCard.from_json(text) if text else None
-    if not isinstance(contents, dict):
-        return None
-    if isinstance(contents.get(METADATA_KEY), str):
-        return ModelCard.from_json(contents[METADATA_KEY])
-    if isinstance(contents.get("config"), dict) and "num_classes" in contents:
+    if file.description:
+        return ModelCard.from_json(file.description)
+    contents = file.contents
+    if isinstance(contents, dict) and isinstance(contents.get("config"), dict) and "num_classes" in contents:
         return _card_of_run(contents)
     return None
 
@@ -265,10 +262,10 @@ def _card_of_run(contents: dict) -> ModelCard:
         raise CheckpointError(f"the configuration inside the checkpoint is incomplete ({error!r:.100})") from None
 
 
-def as_asked(card: ModelCard, model: str | None, args: dict | None) -> ModelCard:
+def check_model_name(card: ModelCard, model: str | None) -> None:
+    """Raises if the user named a model and the file is of another one."""
     if model is not None and model != card.model:
         raise CheckpointError(f"the file says that it is a {card.model}, not a {model}")
-    return card.replace(args={**card.args, **args}) if args else card
 
 
 def check_args(args: dict) -> None:
@@ -316,7 +313,6 @@ def _is_window(value: object) -> bool:
     return _within(1, LARGEST_WINDOW)[0](value)
 
 
-LARGEST_WINDOW = 112
 _NAME = (_is_name, "a short name")
 _FLAG = (lambda value: isinstance(value, bool), "true or false")
 # What a file may ask of timm.create_model: the arguments of our models, and the common ones of timm's.
@@ -345,7 +341,7 @@ _ARGS: dict[str, tuple[Callable[[object], bool], str]] = {
 }
 
 
-def check_name(model: str) -> str:
+def check_timm_name(model: str) -> str:
     """A name that timm knows."""
     if not timm.is_model(model):
         raise CheckpointError(f"timm knows no model {model!r}; see `wbmm list` and timm.list_models()")
@@ -381,7 +377,7 @@ def recognise(state_dict: dict[str, Tensor], model: str | None, args: dict | Non
 
 
 def _count_classes(state_dict: dict[str, Tensor], model: str) -> int:
-    classifier = timm.get_pretrained_cfg_value(check_name(model), "classifier")
+    classifier = timm.get_pretrained_cfg_value(check_timm_name(model), "classifier")
     weight = state_dict.get(f"{classifier}.weight")
     given = weight is not None and weight.ndim > 0
     return weight.shape[0] if given else timm.get_pretrained_cfg_value(model, "num_classes")
@@ -389,7 +385,7 @@ def _count_classes(state_dict: dict[str, Tensor], model: str) -> int:
 
 def _default_card(model: str, args: dict, num_classes: int) -> ModelCard:
     """A card with the transform that timm has for the model."""
-    cfg = timm.get_pretrained_cfg(check_name(model))
+    cfg = timm.get_pretrained_cfg(check_timm_name(model))
     return ModelCard(
         model=model,
         args=args,

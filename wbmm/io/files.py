@@ -16,12 +16,21 @@ from wbmm.models.released import convert_released
 from wbmm.models.state import CheckpointError, find_state_dict
 
 from .atomic import atomic_path
-from .card import ModelCard, as_asked, card_of, check_args, check_name, read_card, recognise
+from .card import ModelCard, card_of, check_args, check_model_name, check_timm_name, read_card, recognise
 from .digest import DIGEST_KEY, digest
-from .reader import METADATA_KEY, safe_load
-from .weights import load_weights
+from .reader import METADATA_KEY, CheckpointFile, read_checkpoint
+from .weights import load_converted
 
-__all__ = ["SUFFIXES", "build", "describe_source", "load_model", "open_checkpoint", "save_model", "write_weights"]
+__all__ = [
+    "SUFFIXES",
+    "build_from_card",
+    "describe_source",
+    "file_size",
+    "load_model",
+    "open_checkpoint",
+    "save_model",
+    "write_weights",
+]
 
 SUFFIXES = (".safetensors", ".pth", ".pt")
 SPARE_ELEMENTS = 1_000_000  # a small model in training form beside its fused file
@@ -48,34 +57,37 @@ def open_checkpoint(
     model: str | None = None,
     ema: bool = True,
     args: dict | None = None,
-    contents: object = None,
+    file: CheckpointFile | None = None,
 ) -> tuple[nn.Module, ModelCard]:
     """The model and what its file says, or a `CheckpointError` with what was seen.
 
     Args:
         path, model, ema, args: as of `load_model`.
-        contents: what `safe_load` gave for the file, where it has been read already.
+        file: what `read_checkpoint` gave, where the file has been read already.
     """
     path = Path(path)
-    contents = safe_load(path) if contents is None else contents
+    file = file or read_checkpoint(path)
     try:
-        card = read_card(path, contents)
-        state_dict = convert_released(find_state_dict(contents, ema))
+        card = read_card(file)
+        state_dict = convert_released(find_state_dict(file.contents, ema))
         if card:
             check_args({key: value for key, value in card.args.items() if key not in (args or {})})
-        card = as_asked(card, model, args) if card else recognise(state_dict, model, args)
+            check_model_name(card, model)
+            card = card.replace(args={**card.args, **(args or {})})
+        else:
+            card = recognise(state_dict, model, args)
         dtypes = {value.dtype for value in state_dict.values() if value.is_floating_point()}
         card = card.replace(dtype=str(next(iter(dtypes))).removeprefix("torch.") if len(dtypes) == 1 else "float32")
         _check_claim(card, state_dict)
-        net = build(card)
-        load_weights(net, state_dict)
+        net = build_from_card(card)
+        load_converted(net, state_dict)
     except (ValueError, TypeError) as error:  # TypeError: an argument that the model does not take
         text = str(error)
         raise CheckpointError(text if text.startswith(str(path)) else f"{path}: {text}") from None
     return net, card
 
 
-def build(card: ModelCard) -> nn.Module:
+def build_from_card(card: ModelCard) -> nn.Module:
     """The model of a card, in its form, with weights yet to be loaded; in eval mode."""
     net = _create(card).eval()
     return net if card.form == "training" else fuse(net, card.form)
@@ -83,7 +95,7 @@ def build(card: ModelCard) -> nn.Module:
 
 def _create(card: ModelCard) -> nn.Module:
     return timm.create_model(
-        check_name(card.model), num_classes=card.num_classes, in_chans=card.input_size[0], **card.args
+        check_timm_name(card.model), num_classes=card.num_classes, in_chans=card.input_size[0], **card.args
     )
 
 
@@ -147,7 +159,7 @@ def _unshared(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return result
 
 
-def file_hash(path: str | Path) -> str:
+def _file_hash(path: str | Path) -> str:
     """SHA-256 of a file."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
@@ -157,4 +169,11 @@ def file_hash(path: str | Path) -> str:
 
 
 def describe_source(path: str | Path) -> dict:
-    return {"file": Path(path).name, "sha256": file_hash(path)}
+    """Name and SHA-256 of a file, for the card of what is made from it. Reads the whole file, as nothing else needs."""
+    return {"file": Path(path).name, "sha256": _file_hash(path)}
+
+
+def file_size(path: Path) -> int:
+    """In bytes, an OpenVINO file with its weights."""
+    weights = path.with_suffix(".bin")
+    return path.stat().st_size + (weights.stat().st_size if path.suffix == ".xml" else 0)

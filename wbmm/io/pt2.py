@@ -26,7 +26,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from wbmm.models.state import CheckpointError
-from wbmm.text import printable
+from wbmm.text import first_line, printable
 
 from .digest import DAMAGED, digest_of_parts
 
@@ -86,7 +86,7 @@ _KINDS = {
 }
 _STRINGS = {"none", "tanh", "constant", "zeros", "reflect", "replicate", "floor", "trunc"}  # modes of operators
 _SPECS = {"user_input", "parameter", "buffer", "tensor_constant", "user_output"}
-_NAME = re.compile(r"(?!.*__)[A-Za-z_][A-Za-z0-9_.]*", re.ASCII)
+_NAME = re.compile(r"(?!.*__(?!\d))[A-Za-z_][A-Za-z0-9_.]*", re.ASCII)  # `relu__1` is a node, `__class__` no name
 _VERSION = re.compile(r"[\w.+-]*", re.ASCII)
 _EXPRESSION = re.compile(r"[\w\s()',=-]*", re.ASCII)
 _WORD = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -162,8 +162,7 @@ _ADVICE = "take one of `wbmm export`"
 
 
 def _unreadable(path: str | Path, error: Exception) -> CheckpointError:
-    reason = (str(error).splitlines() or [""])[0] or type(error).__name__
-    return CheckpointError(f"{path}: not a readable torch.export file, perhaps truncated ({printable(reason)})")
+    return CheckpointError(f"{path}: not a readable torch.export file, perhaps truncated ({first_line(error)})")
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], size: int) -> None:
@@ -326,7 +325,7 @@ def check_sizes(program: torch.export.ExportedProgram, path: str | Path, image: 
         try:
             _Sizes(program.graph_module).run(*inputs)
         except _Strange as strange:
-            reason = str(strange).splitlines()[0]  # the interpreter adds where it was
+            reason = first_line(strange)  # the interpreter adds where it was
             raise CheckpointError(f"{path}: refused, since {reason}; {MOST_ELEMENTS} are allowed") from None
 
 

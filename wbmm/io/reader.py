@@ -6,6 +6,7 @@ import stat
 import struct
 import zipfile
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,12 +15,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from wbmm.models.state import CheckpointError
-from wbmm.text import printable
+from wbmm.text import first_line
 
 from .digest import DAMAGED, DIGEST_KEY, digest
 from .pickles import Storage, UnreadableTensor, read_pickle
 
-__all__ = ["safe_load"]
+__all__ = ["METADATA_KEY", "CheckpointFile", "check_is_file", "read_checkpoint", "safe_load"]
 
 METADATA_KEY = "wbmm"  # where a file's description stands
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C  # of the files of torch.save before 1.6
@@ -31,8 +32,28 @@ class Damaged(ValueError):
     """Contents that do not match the checksum stored with them."""
 
 
+@dataclass(frozen=True)
+class CheckpointFile:
+    """A file that has been read.
+
+    Attributes:
+        path: where it is.
+        contents: what it holds: of a .safetensors its tensors, of a .pth or .pt whatever was saved.
+        description: the JSON of its card, where it has one.
+    """
+
+    path: Path
+    contents: object
+    description: str | None = None
+
+
 def safe_load(path: str | Path) -> object:
-    """The contents of a .pth, .pt or .safetensors file, on the CPU.
+    """The contents of a .pth, .pt or .safetensors file, on the CPU; safe as `read_checkpoint` is."""
+    return read_checkpoint(path).contents
+
+
+def read_checkpoint(path: str | Path) -> CheckpointFile:
+    """Reads a .pth, .pt or .safetensors file, once, to the CPU.
 
     A pickle may hold dense tensors and plain data only; one that asks for more is refused and never run. The checksums
     that a file carries are compared: those of a zip's records, and the digest in files that this project wrote.
@@ -45,7 +66,8 @@ def safe_load(path: str | Path) -> object:
         with open(path, "rb") as file:
             contents = _read_zip(file) if zipfile.is_zipfile(file) else _read_legacy(file)
         _compare_digest(contents)
-        return contents
+        description = contents.get(METADATA_KEY) if isinstance(contents, dict) else None
+        return CheckpointFile(path, contents, description if isinstance(description, str) else None)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
             f"{path}: refused, since it is not only tensors and plain data and could run code when loaded "
@@ -70,18 +92,13 @@ def check_is_file(path: Path) -> None:
         raise CheckpointError(f"{path}: {'a folder' if stat.S_ISDIR(mode) else 'a pipe or a device'}, not a file")
 
 
-def first_line(error: Exception) -> str:
-    """What an error says, in one line of printable text."""
-    return printable((str(error).strip().splitlines() or [type(error).__name__])[0], limit=300)
-
-
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
+def _read_safetensors(path: Path) -> CheckpointFile:
     with safe_open(path, framework="pt") as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  (it is no dict)
         metadata = file.metadata() or {}
     if DIGEST_KEY in metadata and metadata[DIGEST_KEY] != digest(tensors, metadata.get(METADATA_KEY, "")):
         raise Damaged(DAMAGED)
-    return tensors
+    return CheckpointFile(path, tensors, metadata.get(METADATA_KEY))
 
 
 def _compare_digest(contents: object) -> None:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from .ffn import FeedForward, FusedFeedForward
 
+__all__ = ["Block", "FusedBlock", "SqueezeExcite"]
+
 
 class SqueezeExcite(nn.Module):
     """A gate per sample and channel from the mean over the map: `[B, C, H, W]` to `[B, C]`.

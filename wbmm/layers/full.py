@@ -6,9 +6,9 @@ from timm.layers import trunc_normal_
 from torch import Tensor
 
 from wbmm.ops import to_window
+from wbmm.ops.modules import WindowLayer
 
 from .fused import CompactMixer, batch_norm_affine
-from .window import WindowLayer
 
 
 class FusedFullConnection2d(CompactMixer):

@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .window import WindowLayer
+from wbmm.ops.modules import WindowLayer
 
 
 def batch_norm_affine(norm: nn.BatchNorm2d | None, like: Tensor) -> tuple[Tensor, Tensor]:

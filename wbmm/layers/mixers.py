@@ -11,9 +11,9 @@ from timm.layers import trunc_normal_
 from torch import Tensor
 
 from wbmm.ops import identity_table, kernel_to_table, num_offsets, to_window
+from wbmm.ops.modules import WindowLayer
 
 from .fused import FusedHierarchicalWBMM2d, FusedWBMM2d, batch_norm_affine
-from .window import WindowLayer
 
 
 class WBMM2d(WindowLayer):

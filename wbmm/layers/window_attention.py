@@ -7,10 +7,10 @@ from timm.layers import trunc_normal_
 from torch import Tensor
 
 from wbmm.ops import num_offsets, pad_to_windows, to_window
+from wbmm.ops.modules import WindowLayer
 from wbmm.ops.windows import crop, grid_size
 
 from .fused import batch_norm_affine
-from .window import WindowLayer
 
 HEAD_DIM = 40
 

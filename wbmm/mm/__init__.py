@@ -1,5 +1,47 @@
 """WBMM in MMSegmentation and MMDetection: the backbone, layer decay, and training and testing with mmengine.
 
-Importing this package imports no mm*; `wbmm.mm.register` makes everything known to mmengine, and the configurations ask
-for it with `custom_imports`.
+Modules are of two kinds. Those that need mmengine import it at the top: `register` (which `custom_imports` of a
+configuration names), `build`, `loading`, `check_data` and `runner`. All others work without it, and with them
+`wbmm reparam`, `wbmm segment` on an exported file, every `--help` and the message about a missing package. They import
+a module of the first kind only inside a function, after `require`.
 """
+
+import importlib
+
+__all__ = ["MMCV_HELP", "check_mmcv_ops", "require"]
+
+MMCV_HELP = (
+    "its operators are built from source, against the torch that is installed and with a C++ compiler: "
+    "pip install ninja 'setuptools<82' wheel, then "
+    "pip install --no-build-isolation --force-reinstall --no-deps onedl-mmcv (docs/install.md)"
+)
+_MODULES = {"seg": ("mmengine", "mmcv", "mmseg"), "det": ("mmengine", "mmcv", "mmdet")}
+_TASKS = {"seg": "segmentation", "det": "detection"}
+
+
+def require(extra: str) -> None:
+    """Raises an `ImportError` that says what to install, unless the packages of an extra (`seg` or `det`) are there."""
+    for name in _MODULES[extra]:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            advice = f"pip install 'wbmm[{extra}]'"
+            advice = f"{MMCV_HELP}, then {advice}" if name == "mmcv" else advice
+            raise ImportError(f"{_TASKS[extra]} needs {name}, which cannot be imported ({error}): {advice}") from None
+    if extra == "det":
+        usable, detail = check_mmcv_ops()
+        if not usable:
+            raise ImportError(f"detection needs mmcv's operators: {detail}")
+
+
+def check_mmcv_ops() -> tuple[bool, str]:
+    """Whether mmcv has its compiled operators, and what to do if not."""
+    try:
+        importlib.import_module("mmcv")
+    except Exception:  # a broken install can fail with anything
+        return False, f"mmcv is not installed; {MMCV_HELP}"
+    try:
+        importlib.import_module("mmcv.ops")
+    except Exception:
+        return False, f"mmcv was built without its operators; detection needs them: {MMCV_HELP}"
+    return True, "nms, roi_align and the others are there"

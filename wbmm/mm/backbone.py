@@ -10,7 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from wbmm.io.card import form_of
 from wbmm.models import WBMM
-from wbmm.models.fuse import FORMS, fuse
+from wbmm.models.fuse import FUSED_FORMS, fuse
 from wbmm.zoo import load_zoo
 
 from .pretrained import load_pretrained
@@ -73,7 +73,7 @@ class WBMMBackbone(WBMM):
         self.out_indices = check_indices(out_indices)
         if not -1 <= frozen_stages <= len(self.stages):
             raise ValueError(f"frozen_stages {frozen_stages}: expected -1 (none), 0 (the stem) or 1 to 4 (stages)")
-        if form not in ("training", *FORMS):
+        if form not in ("training", *FUSED_FORMS):
             raise ValueError(f"form {form!r}: expected 'training', 'compact' or 'dense'")
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval

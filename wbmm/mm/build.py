@@ -1,7 +1,6 @@
 """Segmentors and detectors from a configuration and a checkpoint, on the packages and the device at hand."""
 
 import importlib
-import importlib.metadata
 import os
 from datetime import timedelta
 from pathlib import Path
@@ -11,45 +10,86 @@ import torch.distributed as td
 import torch.nn as nn
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
+from torch import Tensor
 
+from wbmm.config_files import resolve_config
 from wbmm.models.fuse import fuse as fuse_model
-from wbmm.models.state import CheckpointError, find_state_dict
-from wbmm.text import printable
+from wbmm.models.state import CheckpointError
 
-from .reparam import backbone_config, is_mm_checkpoint
-from .resume import read_checkpoint, use_safe_reader
+from . import register, require  # noqa: F401  (registers the backbones)
+from .loading import describe_misfit, use_safe_reader
+from .mm_checkpoint import MMCheckpoint, read_checkpoint
 
 __all__ = [
     "build_detector",
-    "build_model",
+    "build_mm_model",
     "build_segmentor",
     "dataset_meta",
-    "load_config",
-    "load_strictly",
+    "load_mm_config",
     "prepare_device",
-    "require",
     "without_sync_bn",
 ]
 
-_MODULES = {"seg": ("mmengine", "mmcv", "mmseg"), "det": ("mmengine", "mmcv", "mmdet")}
-_TASKS = {"seg": "segmentation", "det": "detection"}
-
-
-def require(extra: str) -> None:
-    """Raises an `ImportError` that says what to install, unless the packages of an extra (`seg` or `det`) are there."""
-    for name in _MODULES[extra]:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            advice = MMCV_HELP if name == "mmcv" else f"in the checkout, pip install '.[{extra}]'"
-            raise ImportError(f"{_TASKS[extra]} needs {name}, which cannot be imported ({error}): {advice}") from None
-    if extra == "det":
-        usable, detail = check_mmcv_ops()
-        if not usable:
-            raise ImportError(f"detection needs mmcv's operators: {detail}")
-
-
 _SYNC_BN = ("SyncBN", "MMSyncBN", "NaiveSyncBN")
+
+
+def build_segmentor(config: str | Path | Config, checkpoint: str | Path | None = None, fuse: str | None = None):
+    """A segmentor in eval mode on the CPU; `model.cfg` is its configuration, `model.dataset_meta` its classes.
+
+    Args:
+        config: a file or a loaded configuration.
+        checkpoint: its weights: of a runner, released, or fused by `wbmm reparam`; None leaves them random.
+        fuse: `compact` or `dense` to fuse the backbone after loading.
+    """
+    require("seg")
+    return build_mm_model(config, "mmseg", checkpoint, fuse)
+
+
+def build_detector(config: str | Path | Config, checkpoint: str | Path | None = None, fuse: str | None = None):
+    """A detector; as `build_segmentor`."""
+    require("det")
+    return build_mm_model(config, "mmdet", checkpoint, fuse)
+
+
+def build_mm_model(
+    config: str | Path | Config, scope: str, checkpoint: str | Path | None = None, fuse: str | None = None
+) -> nn.Module:
+    """`build_segmentor` and `build_detector` in one, for a scope of mmengine's."""
+    use_safe_reader()
+    cfg = load_mm_config(config)
+    without_sync_bn(cfg.model)
+    weights = None if checkpoint is None else _read_weights(checkpoint)
+    if weights is not None and weights.signature is not None:
+        cfg.model.backbone.form = weights.signature.form
+    cfg.setdefault("default_scope", scope)
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        model = MODELS.build(cfg.model)
+    model.cfg = cfg
+    if weights is not None:
+        _load_strictly(model, weights.state_dict, checkpoint)
+        model.dataset_meta = _meta_inside(weights)
+    model.eval()
+    return model if fuse is None else fuse_model(model, fuse)
+
+
+def load_mm_config(config: str | Path | Config, options: dict | None = None) -> Config:
+    """A copy of a configuration with `options` merged in; a file that cannot be read is a `ValueError`.
+
+    A file such as `configs/ade20k/NAME.py` that is not in the current folder is taken from the package.
+    """
+    if isinstance(config, Config):
+        cfg = Config(config.to_dict(), filename=config.filename)
+    else:
+        path, changes = resolve_config(config, ".py")
+        cfg = Config.fromfile(path)
+        cfg.merge_from_dict(changes)
+    try:
+        cfg.merge_from_dict(options or {})
+    except (TypeError, KeyError, AssertionError) as error:
+        raise ValueError(f"--cfg-options cannot be applied to {config}: {error}") from None
+    if "model" not in cfg:
+        raise ValueError(f"{config}: no `model` in it; a configuration of a segmentor or detector has one")
+    return cfg
 
 
 def without_sync_bn(config: object) -> object:
@@ -63,6 +103,40 @@ def without_sync_bn(config: object) -> object:
         for value in config:
             without_sync_bn(value)
     return config
+
+
+def _read_weights(path: str | Path) -> MMCheckpoint:
+    contents = read_checkpoint(path)
+    try:
+        return MMCheckpoint(contents)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def _load_strictly(model: nn.Module, state_dict: dict[str, Tensor], name: str | Path) -> None:
+    """Loads weights; every key must be there and fit, as mmengine's own loading does not ask."""
+    reason = describe_misfit(model.state_dict(), state_dict)
+    if reason:
+        raise CheckpointError(f"{name} does not fit the configuration: {reason}")
+    model.load_state_dict(state_dict)
+
+
+def dataset_meta(model: nn.Module) -> dict:
+    """Names (`classes`) and colours (`palette`) of a built model: its checkpoint's, or those of its test data."""
+    if getattr(model, "dataset_meta", None):
+        return model.dataset_meta
+    dataset = (model.cfg.get("test_dataloader") or {}).get("dataset") or {}
+    if dataset.get("metainfo"):
+        return dataset["metainfo"]
+    with DefaultScope.overwrite_default_scope(model.cfg.default_scope):
+        registry = importlib.import_module(f"{model.cfg.default_scope}.registry")
+        return getattr(registry.DATASETS.get(dataset.get("type", "")), "METAINFO", None) or {}
+
+
+def _meta_inside(checkpoint: MMCheckpoint) -> dict | None:
+    """Class names and colours inside a checkpoint; released files have them under older names."""
+    older = {key.lower(): checkpoint.meta[key] for key in ("CLASSES", "PALETTE") if key in checkpoint.meta}
+    return checkpoint.meta.get("dataset_meta") or older or None
 
 
 def prepare_device(cfg: Config) -> str | None:
@@ -85,121 +159,3 @@ def prepare_device(cfg: Config) -> str | None:
         seconds = cfg.get("env_cfg", {}).get("dist_cfg", {}).get("timeout", 1800)
         td.init_process_group("gloo", timeout=timedelta(seconds=seconds))
     return f"{text}, gloo between the {os.environ['WORLD_SIZE']} processes"
-
-
-def build_segmentor(config: str | Path | Config, checkpoint: str | Path | None = None, fuse: str | None = None):
-    """A segmentor in eval mode on the CPU; `model.cfg` is its configuration, `model.dataset_meta` its classes.
-
-    Args:
-        config: a file or a loaded configuration.
-        checkpoint: its weights: of a runner, released, or fused by `wbmm reparam`; None leaves them random.
-        fuse: `compact` or `dense` to fuse the backbone after loading.
-    """
-    require("seg")
-    return build_model(config, "mmseg", checkpoint, fuse)
-
-
-def build_detector(config: str | Path | Config, checkpoint: str | Path | None = None, fuse: str | None = None):
-    """A detector; as `build_segmentor`."""
-    require("det")
-    return build_model(config, "mmdet", checkpoint, fuse)
-
-
-def load_config(config: str | Path | Config, options: dict | None = None) -> Config:
-    """A copy of a configuration with `options` merged in; a file that cannot be read is a `ValueError`."""
-    if isinstance(config, Config):
-        cfg = Config(config.to_dict(), filename=config.filename)
-    elif not Path(config).is_file():
-        raise ValueError(f"{config}: there is no such configuration file")
-    else:
-        cfg = Config.fromfile(config)
-    try:
-        cfg.merge_from_dict(options or {})
-    except (TypeError, KeyError, AssertionError) as error:
-        raise ValueError(f"--cfg-options cannot be applied to {config}: {error}") from None
-    if "model" not in cfg:
-        raise ValueError(f"{config}: no `model` in it; a configuration of a segmentor or detector has one")
-    return cfg
-
-
-def build_model(
-    config: str | Path | Config, scope: str, checkpoint: str | Path | None = None, fuse: str | None = None
-) -> nn.Module:
-    """`build_segmentor` and `build_detector` in one, for a scope of mmengine's."""
-    use_safe_reader()
-    cfg = load_config(config)
-    without_sync_bn(cfg.model)
-    contents = None if checkpoint is None else read_checkpoint(checkpoint)
-    if contents is not None and is_mm_checkpoint(contents):
-        cfg.model.backbone.form = backbone_config(contents)["form"]
-    cfg.setdefault("default_scope", scope)
-    with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        model = MODELS.build(cfg.model)
-    model.cfg = cfg
-    if contents is not None:
-        load_strictly(model, contents, checkpoint)
-        model.dataset_meta = _dataset_meta(contents)
-    model.eval()
-    if fuse is not None:
-        model = fuse_model(model, fuse)
-    return model
-
-
-def dataset_meta(model: nn.Module) -> dict:
-    """Names (`classes`) and colours (`palette`) of a built model: its checkpoint's, or those of its test data."""
-    if getattr(model, "dataset_meta", None):
-        return model.dataset_meta
-    dataset = (model.cfg.get("test_dataloader") or {}).get("dataset") or {}
-    if dataset.get("metainfo"):
-        return dataset["metainfo"]
-    with DefaultScope.overwrite_default_scope(model.cfg.default_scope):
-        registry = importlib.import_module(f"{model.cfg.default_scope}.registry")
-        return getattr(registry.DATASETS.get(dataset.get("type", "")), "METAINFO", None) or {}
-
-
-def _dataset_meta(contents: dict) -> dict | None:
-    """Class names and colours inside a checkpoint; released files have them under older names."""
-    meta = contents.get("meta")
-    if not isinstance(meta, dict):
-        return None
-    older = {key.lower(): meta[key] for key in ("CLASSES", "PALETTE") if key in meta}
-    return meta.get("dataset_meta") or older or None
-
-
-def load_strictly(model: nn.Module, contents: dict, name: str | Path) -> None:
-    """Loads a checkpoint's weights; every key must be there and fit, as mmengine's own loading does not ask."""
-    try:
-        state_dict = find_state_dict(contents)
-    except CheckpointError as error:
-        raise CheckpointError(f"{name}: {error}") from None
-    own = model.state_dict()
-    try:
-        model.load_state_dict(state_dict)
-    except RuntimeError as error:
-        shapes = [
-            f"{printable(key)} is {tuple(value.shape)} in the file and {tuple(own[key].shape)} in the model"
-            for key, value in state_dict.items()
-            if key in own and own[key].shape != value.shape
-        ]
-        lines = [line.strip() for line in str(error).splitlines()[1:]]
-        reason = "; ".join(shapes[:3]) if shapes else printable(" ".join(lines), limit=600)
-        raise CheckpointError(f"{name} does not fit the configuration: {reason}") from None
-
-
-MMCV_HELP = (
-    "build it with a C++ compiler at hand: pip install ninja 'setuptools<82' wheel, then "
-    "pip install --no-build-isolation --force-reinstall --no-deps onedl-mmcv (docs/install.md)"
-)
-
-
-def check_mmcv_ops() -> tuple[bool, str]:
-    """Whether mmcv has its compiled operators, and what to do if not."""
-    try:
-        importlib.import_module("mmcv")
-    except Exception:
-        return False, f"mmcv is not installed; {MMCV_HELP}"
-    try:
-        importlib.import_module("mmcv.ops")
-    except Exception:
-        return False, f"mmcv was built without its operators; detection needs them: {MMCV_HELP}"
-    return True, "nms, roi_align and the others are there"

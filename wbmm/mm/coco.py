@@ -1,4 +1,4 @@
-"""COCO's format: annotation files checked before training reads them, and detections written as its results."""
+"""Annotation files in COCO's format: read, and checked before training reads them."""
 
 import json
 import math
@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 from PIL import Image
 
 from wbmm.progress import progress_bar
 
-__all__ = ["CocoReport", "Numbering", "check_annotations", "read_annotations", "to_results"]
+__all__ = ["CocoReport", "check_annotations", "read_annotations"]
 
 SAMPLE = 200  # images whose files are opened
 ORIENTATION = 0x0112  # EXIF's tag
+LEAST_BOXES, OVER_THE_EDGE = 3, 0.1  # from how many boxes, and from which share of them, their kind is doubted
 
 
 @dataclass
@@ -57,7 +57,11 @@ def read_annotations(path: Path) -> dict:
 
 
 def check_annotations(
-    path: Path, folder: Path, classes: Sequence[str] | None = None, everything: bool = False
+    path: Path,
+    folder: Path,
+    classes: Sequence[str] | None = None,
+    everything: bool = False,
+    evaluated: bool = False,
 ) -> CocoReport:
     """Checks one annotation file and its folder of images; a `ValueError` names the first thing that is wrong.
 
@@ -66,6 +70,7 @@ def check_annotations(
         folder: where its images are.
         classes: the names that the model has, if known; each must be a category of the file.
         everything: open every image to compare its size, not a sample of them.
+        evaluated: COCO's metrics will read it, which fail on what training merely leaves out.
     """
     contents = read_annotations(path)
     images = _unique(contents["images"], path, "image")
@@ -73,7 +78,7 @@ def check_annotations(
     _unique(contents["annotations"], path, "annotation")
     _check_categories(categories, path, classes)
     _check_images(images, path, folder, everything)
-    remarks = _check_objects(contents["annotations"], images, categories, path)
+    remarks = _check_objects(contents["annotations"], images, categories, path, evaluated)
     known = {number for number, category in categories.items() if classes is None or category["name"] in classes}
     unused = [annotation for annotation in contents["annotations"] if annotation["category_id"] not in known]
     if unused:
@@ -160,7 +165,7 @@ def _check_size(entry: dict, file: Path) -> None:
         )
 
 
-def _check_objects(annotations: list, images: dict, categories: dict, path: Path) -> list[str]:
+def _check_objects(annotations: list, images: dict, categories: dict, path: Path, evaluated: bool) -> list[str]:
     """Raises for objects that no loader could read; returns remarks on those that training leaves out."""
     odd: dict[str, list] = {}
     for annotation in annotations:
@@ -179,11 +184,26 @@ def _check_objects(annotations: list, images: dict, categories: dict, path: Path
         if annotation["id"] == 0:
             raise ValueError(f"{name}: COCO's metrics take the id 0 for no match; number annotations from 1")
         image = images[annotation["image_id"]]
-        _check_mask(annotation, image, name)
+        _check_mask(annotation, image, name, evaluated)
         problem = _problem(annotation, image)
         if problem:
             odd.setdefault(problem, []).append(annotation["id"])
+    _check_kind_of_boxes(annotations, images, path)
     return [f"{len(found)} objects {problem}; the first is annotation {found[0]}" for problem, found in odd.items()]
+
+
+def _check_kind_of_boxes(annotations: list, images: dict, path: Path) -> None:
+    """Raises if the boxes are by two corners: many then reach over the edge, and as corners every one is sound."""
+    over, corners = 0, True
+    for annotation in annotations:
+        (left, top, third, fourth), image = annotation["bbox"], images[annotation["image_id"]]
+        over += left + third > image["width"] + 1 or top + fourth > image["height"] + 1
+        corners &= left <= third <= image["width"] + 1 and top <= fourth <= image["height"] + 1
+    if corners and len(annotations) >= LEAST_BOXES and over > OVER_THE_EDGE * len(annotations):
+        raise ValueError(
+            f"{path}: {over} of {len(annotations)} boxes reach over the edge of their image, and all of them would fit "
+            "as [left, top, right, bottom]; COCO's boxes are [left, top, width, height]"
+        )
 
 
 def _is_number(value: object) -> bool:
@@ -206,97 +226,28 @@ def _problem(annotation: dict, image: dict) -> str | None:
     return None
 
 
-def _check_mask(annotation: dict, image: dict, name: str) -> None:
+def _check_mask(annotation: dict, image: dict, name: str, evaluated: bool) -> None:
     """Raises unless the segmentation is polygons, as flat lists of coordinates, or a run-length code."""
     mask = annotation.get("segmentation")
     if not mask:
         raise ValueError(f"{name} has no segmentation, which masks are trained and tested on")
     if isinstance(mask, dict):
-        if not {"counts", "size"} <= mask.keys():
-            raise ValueError(f"{name}: a run-length code needs counts and size, it has {sorted(mask)}")
-        size = [image["height"], image["width"]]
-        if list(mask["size"]) != size:
-            raise ValueError(f"{name}: a run-length code of {mask['size']} for an image of {size} (height, width)")
+        _check_run_lengths(mask, [image["height"], image["width"]], name)
     elif not isinstance(mask, list) or not all(isinstance(part, list) for part in mask):
         raise ValueError(f"{name}: its segmentation is neither a list of polygons nor a run-length code")
     elif any(len(part) < 4 or len(part) % 2 for part in mask):
         raise ValueError(f"{name} has a polygon of {min(map(len, mask))} numbers; expected [x, y, x, y, x, y, ...]")
+    elif evaluated and any(len(part) < 6 for part in mask):
+        raise ValueError(f"{name} has a polygon of two points, which COCO's metrics cannot read: remove that part")
 
 
-# COCO numbers its 80 classes from 1 to 90.
-_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
-
-
-class Numbering:
-    """Which ids images and classes have in results: those of an annotation file, or the usual ones without it.
-
-    Without: images are numbered by their names where all of these are numbers (as COCO's are), otherwise from 1;
-    classes as in COCO where they are COCO's, otherwise from 1.
-
-    Args:
-        paths: the image files.
-        classes: names of the model's classes.
-        annotations: a file in COCO's format that lists them.
-    """
-
-    def __init__(self, paths: Sequence[Path], classes: Sequence[str], annotations: Path | None = None) -> None:
-        if annotations is None:
-            numbers = [int(path.stem) for path in paths if path.stem.isdecimal()]
-            plain = len(set(numbers)) == len(paths)
-            self.images = dict(zip(paths, numbers if plain else range(1, len(paths) + 1), strict=True))
-            self.categories = _usual_ids(classes)
-            return
-        contents = read_annotations(annotations)
-        by_name = {Path(image["file_name"]).name: image["id"] for image in contents["images"]}
-        missing = [path for path in paths if path.name not in by_name]
-        if missing:
-            raise ValueError(f"{annotations} lists no image {missing[0].name}, nor {len(missing) - 1} others")
-        for names, where in ((paths, "those to detect in"), (contents["images"], str(annotations))):
-            names = [Path(name["file_name"]).name if isinstance(name, dict) else name.name for name in names]
-            twice = [name for name, count in Counter(names).items() if count > 1]
-            if twice:
-                raise ValueError(f"two images are called {twice[0]} among {where}: their ids cannot be told by name")
-        ids = {category["name"]: category["id"] for category in contents["categories"]}
-        unknown = [name for name in classes if name not in ids]
-        if unknown:
-            raise ValueError(f"{annotations} has no category {unknown[0]!r}, which is a class of the model")
-        self.images = {path: by_name[path.name] for path in paths}
-        self.categories = [ids[name] for name in classes]
-
-
-def _usual_ids(classes: Sequence[str]) -> list[int]:
-    from mmdet.datasets import CocoDataset
-
-    if tuple(classes) == tuple(CocoDataset.METAINFO["classes"]):
-        return [number for number in range(1, 91) if number not in _GAPS]
-    return list(range(1, len(classes) + 1))
-
-
-def to_results(path: Path, found, numbering: Numbering) -> list[dict]:
-    """The objects of one image, an entry each; masks as run-length codes.
-
-    Args:
-        path: of the image.
-        found: `boxes [N, 4]`, `labels`, `scores` and `masks` (or None), see `Objects` in `detect.py`.
-        numbering: of images and classes.
-    """
-    entries = []
-    for i, (left, top, right, bottom) in enumerate(found.boxes.tolist()):
-        entry = {
-            "image_id": numbering.images[path],
-            "file_name": path.name,
-            "category_id": numbering.categories[int(found.labels[i])],
-            "bbox": [round(value, 3) for value in (left, top, right - left, bottom - top)],
-            "score": round(float(found.scores[i]), 5),
-        }
-        if found.masks is not None:
-            entry["segmentation"] = _encode(found.masks[i])
-        entries.append(entry)
-    return entries
-
-
-def _encode(mask: np.ndarray) -> dict:
-    from pycocotools import mask as rle
-
-    code = rle.encode(np.asfortranarray(mask.astype(np.uint8)))
-    return {"size": list(map(int, code["size"])), "counts": code["counts"].decode()}
+def _check_run_lengths(mask: dict, size: list[int], name: str) -> None:
+    if not {"counts", "size"} <= mask.keys():
+        raise ValueError(f"{name}: a run-length code needs counts and size, it has {sorted(mask)}")
+    if list(mask["size"]) != size:
+        raise ValueError(f"{name}: a run-length code of {mask['size']} for an image of {size} (height, width)")
+    counts = mask["counts"]
+    if isinstance(counts, str):  # compressed
+        return
+    if not all(type(count) is int and count >= 0 for count in counts) or sum(counts) != size[0] * size[1]:
+        raise ValueError(f"{name}: the counts of its run-length code do not add up to {size[0]}x{size[1]} pixels")

@@ -3,25 +3,37 @@
 import argparse
 import json
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image
 
 from wbmm.data.images import find_images
-from wbmm.data.sources import BadImage, FileSource
+from wbmm.data.sources import FileSource
 from wbmm.io.atomic import atomic_path, check_target
 from wbmm.machine import check_device
-from wbmm.progress import progress_bar
 from wbmm.text import printable
 
-from .coco import Numbering, to_results
-from .drawing import class_colours, draw_objects, picture_targets
+from . import require
+from .coco import read_annotations
+from .pictures import class_colours, draw_objects, picture_targets, read_pictures
 
-__all__ = ["EXAMPLE", "Detector", "Objects", "add_arguments", "open_detector", "run"]
+__all__ = [
+    "EXAMPLE",
+    "Numbering",
+    "Objects",
+    "PhotoDetector",
+    "add_arguments",
+    "open_photo_detector",
+    "run",
+    "to_results",
+]
 
 EXAMPLE = "wbmm detect detector.pth photos/ --config configs/coco/NAME.py --out detected --json results.json"
+# COCO numbers its 80 classes from 1 to 90.
+_GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,53 +73,49 @@ class Objects:
         return Objects(self.boxes[keep], self.labels[keep], self.scores[keep], masks)
 
 
-class Detector:
-    """A detector that is ready for photographs: call it with an RGB picture.
+class PhotoDetector:
+    """A detector that is ready for photographs.
 
     Attributes:
+        find: from an RGB picture to the objects in it.
         classes: their names.
         colours: `[classes, 3]`.
     """
 
-    def __init__(self, net, device: str = "cpu") -> None:
-        from .build import dataset_meta
+    def __init__(self, find: Callable[[Image.Image], Objects], classes: Sequence[str], palette=None) -> None:
+        self.find = find
+        self.classes = list(classes)
+        self.colours = class_colours(len(self.classes), palette)
 
-        self.net = net.to(device)
-        meta = dataset_meta(net)
-        count = _num_classes(net)
-        self.classes = list(meta.get("classes") or [f"class {number}" for number in range(count)])
-        self.colours = class_colours(len(self.classes), meta.get("palette"))
 
-    def __call__(self, image: Image.Image) -> Objects:
-        from mmdet.apis import inference_detector
-        from mmengine.registry import DefaultScope
+def open_photo_detector(model: str, config: Path, fuse: bool = True, device: str = "cpu") -> PhotoDetector:
+    """A detector from a checkpoint and its configuration."""
+    require("det")
+    check_device(device)
+    from mmdet.apis import inference_detector
+    from mmengine.registry import DefaultScope
 
+    from .build import build_detector, dataset_meta
+
+    net = build_detector(config, model, fuse="compact" if fuse else None).to(device)
+    meta = dataset_meta(net)
+
+    def find(image: Image.Image) -> Objects:
         bgr = np.ascontiguousarray(np.asarray(image.convert("RGB"))[..., ::-1])
         with DefaultScope.overwrite_default_scope("mmdet"):
-            found = inference_detector(self.net, bgr).pred_instances.cpu().numpy()
+            found = inference_detector(net, bgr).pred_instances.cpu().numpy()
         order = np.argsort(-found.scores, kind="stable")
         masks = found.masks[order].astype(bool) if "masks" in found else None
         return Objects(found.bboxes[order], found.labels[order], found.scores[order], masks)
 
-
-def open_detector(model: str, config: Path, fuse: bool = True, device: str = "cpu") -> Detector:
-    """A detector from a checkpoint and its configuration."""
-    from .build import require
-
-    try:
-        require("det")
-    except ImportError as error:
-        raise ValueError(str(error)) from None
-    check_device(device)
-    from .build import build_detector
-
-    return Detector(build_detector(config, model, fuse="compact" if fuse else None), device)
+    return PhotoDetector(find, meta.get("classes") or _unnamed(net), meta.get("palette"))
 
 
-def _num_classes(net) -> int:
+def _unnamed(net) -> list[str]:
     head = getattr(net, "roi_head", net)
     head = getattr(head, "bbox_head", head)
-    return (head[0] if hasattr(head, "__getitem__") else head).num_classes
+    count = (head[0] if hasattr(head, "__getitem__") else head).num_classes
+    return [f"class {number}" for number in range(count)]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -121,30 +129,23 @@ def run(args: argparse.Namespace) -> int:
     targets = picture_targets(args.out, source.paths, args.force) if args.pictures else []
     if args.json is not None:
         check_target(args.json, args.force)
-    detector = open_detector(args.model, args.config, args.fuse, args.device)
+    detector = open_photo_detector(args.model, args.config, args.fuse, args.device)
     numbering = None if args.json is None else Numbering(source.paths, detector.classes, args.annotations)
     results: list[dict] = []
-    bad = 0
-    with progress_bar(len(source), "images") as advance:
-        for index, path in enumerate(source.paths):
-            try:
-                image = ImageOps.exif_transpose(source.image(index)).convert("RGB")  # as the loader of training does
-            except BadImage as error:
-                print(f"skipped: {error}")
-                bad += 1
-                advance(1)
-                continue
-            found = detector(image)
-            if numbering is not None:
-                results += to_results(path, found, numbering)
-            if args.pictures:
-                _write_picture(image, found.above(args.score), detector, targets[index], args)
-            advance(1)
-    _report(args, results, len(source) - bad, bad)
+    done = 0
+    for number, image in read_pictures(source):
+        found = detector.find(image)
+        if numbering is not None:
+            results += to_results(source.paths[number], found, numbering)
+        if args.pictures:
+            _write_picture(image, found.above(args.score), detector, targets[number], args)
+        done += 1
+    bad = len(source) - done
+    _report(args, results, done, bad)
     return 1 if bad else 0
 
 
-def _write_picture(image: Image.Image, found: Objects, detector: Detector, target: Path, args) -> None:
+def _write_picture(image: Image.Image, found: Objects, detector: PhotoDetector, target: Path, args) -> None:
     classes = list(map(printable, detector.classes))
     names = [f"{classes[n]} {s:.2f}" for n, s in zip(found.labels, found.scores, strict=True)]
     masks = found.masks if args.masks else None
@@ -164,3 +165,78 @@ def _report(args: argparse.Namespace, results: list[dict], done: int, bad: int) 
     if bad:
         parts.append(f"{bad} could not be read")
     print("; ".join(parts))
+
+
+class Numbering:
+    """Which ids images and classes have in results: those of an annotation file, or the usual ones without it.
+
+    Without: images are numbered by their names where all of these are numbers (as COCO's are), otherwise from 1;
+    classes as in COCO where they are COCO's, otherwise from 1.
+
+    Args:
+        paths: the image files.
+        classes: names of the model's classes.
+        annotations: a file in COCO's format that lists them.
+    """
+
+    def __init__(self, paths: Sequence[Path], classes: Sequence[str], annotations: Path | None = None) -> None:
+        if annotations is None:
+            numbers = [int(path.stem) for path in paths if path.stem.isdecimal()]
+            plain = len(set(numbers)) == len(paths)
+            self.images = dict(zip(paths, numbers if plain else range(1, len(paths) + 1), strict=True))
+            self.categories = _usual_ids(classes)
+            return
+        contents = read_annotations(annotations)
+        by_name = {Path(image["file_name"]).name: image["id"] for image in contents["images"]}
+        missing = [path for path in paths if path.name not in by_name]
+        if missing:
+            raise ValueError(f"{annotations} lists no image {missing[0].name}, nor {len(missing) - 1} others")
+        for names, where in ((paths, "those to detect in"), (contents["images"], str(annotations))):
+            names = [Path(name["file_name"]).name if isinstance(name, dict) else name.name for name in names]
+            twice = [name for name, count in Counter(names).items() if count > 1]
+            if twice:
+                raise ValueError(f"two images are called {twice[0]} among {where}: their ids cannot be told by name")
+        ids = {category["name"]: category["id"] for category in contents["categories"]}
+        unknown = [name for name in classes if name not in ids]
+        if unknown:
+            raise ValueError(f"{annotations} has no category {unknown[0]!r}, which is a class of the model")
+        self.images = {path: by_name[path.name] for path in paths}
+        self.categories = [ids[name] for name in classes]
+
+
+def _usual_ids(classes: Sequence[str]) -> list[int]:
+    from mmdet.datasets import CocoDataset
+
+    if tuple(classes) == tuple(CocoDataset.METAINFO["classes"]):
+        return [number for number in range(1, 91) if number not in _GAPS]
+    return list(range(1, len(classes) + 1))
+
+
+def to_results(path: Path, found: Objects, numbering: Numbering) -> list[dict]:
+    """The objects of one image, an entry each; masks as run-length codes.
+
+    Args:
+        path: of the image.
+        found: its objects.
+        numbering: of images and classes.
+    """
+    entries = []
+    for i, (left, top, right, bottom) in enumerate(found.boxes.tolist()):
+        entry = {
+            "image_id": numbering.images[path],
+            "file_name": path.name,
+            "category_id": numbering.categories[int(found.labels[i])],
+            "bbox": [round(value, 3) for value in (left, top, right - left, bottom - top)],
+            "score": round(float(found.scores[i]), 5),
+        }
+        if found.masks is not None:
+            entry["segmentation"] = _encode(found.masks[i])
+        entries.append(entry)
+    return entries
+
+
+def _encode(mask: np.ndarray) -> dict:
+    from pycocotools import mask as rle
+
+    code = rle.encode(np.asfortranarray(mask.astype(np.uint8)))
+    return {"size": list(map(int, code["size"])), "counts": code["counts"].decode()}

@@ -1,4 +1,7 @@
-"""ADE20K, COCO and data in its format on disk: unpacked, complete and sound; what `tools/prepare_*.py` do."""
+"""Data on disk, unpacked and checked before training: ADE20K, COCO, and own data in COCO's format.
+
+What tools/prepare_ade20k.py and tools/prepare_coco.py do.
+"""
 
 import argparse
 import shutil
@@ -16,54 +19,21 @@ from .coco import check_annotations
 
 __all__ = ["check_ade20k", "prepare_ade20k", "prepare_coco", "unpack"]
 
-
-def unpack(archive: Path, root: Path, folders: set[str]) -> None:
-    """Unpacks those top-level folders of a zip file that are named; members that would leave the root are refused.
-
-    Args:
-        archive: the zip file.
-        root: made if it is missing.
-        folders: names that the archive may hold; at least one must be in it, and none in the root yet.
-    """
-    if not archive.is_file():
-        raise ValueError(f"{archive}: there is no such file")
-    try:
-        with zipfile.ZipFile(archive) as file:
-            members = [name for name in file.namelist() if PurePosixPath(name).parts[:1] in {(top,) for top in folders}]
-            found = sorted({PurePosixPath(name).parts[0] for name in members})
-            if not found:
-                raise ValueError(f"{archive} holds no folder {' or '.join(sorted(folders))}: it is another archive")
-            bad = [name for name in members if ".." in PurePosixPath(name).parts]
-            if bad:
-                raise ValueError(f"{archive}: {bad[0]} would be written outside the folder; refused")
-            there = [root / name for name in found if (root / name).exists()]
-            if there:
-                raise ValueError(f"{there[0]} is there already; it is checked when no archive is given")
-            _extract(file, members, found, root)
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"{archive} is not a readable zip file, perhaps truncated ({error})") from None
-
-
-def _extract(file: zipfile.ZipFile, members: list[str], found: list[str], root: Path) -> None:
-    root.mkdir(parents=True, exist_ok=True)
-    partial = root / f".{found[0]}.partial"
-    shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was stopped
-    with progress_bar(len(members), "unpacking") as advance:
-        for member in members:
-            file.extract(member, partial)
-            advance(1)
-    for name in found:
-        (partial / name).rename(root / name)
-    partial.rmdir()
-
-
 ADE20K_FOLDER = "ADEChallengeData2016"
 ADE20K_CLASSES = 150
 ADE20K_COUNTS = {"training": 20210, "validation": 2000}
+COCO_ARCHIVES = ("train2017.zip", "val2017.zip", "annotations_trainval2017.zip")
+COCO_PARTS = {
+    "train": ("annotations/instances_train2017.json", "train2017"),
+    "val": ("annotations/instances_val2017.json", "val2017"),
+}
+COCO_COUNTS = {"train": 118287, "val": 5000}
 
 
 def prepare_ade20k(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="prepare_ade20k", description=__doc__)
+    """The tool for ADE20K; returns its exit code."""
+    text = "Checks the ADE20K folder that training reads, and unpacks the archive, when given."
+    parser = argparse.ArgumentParser(prog="prepare_ade20k", description=text)
     parser.add_argument("--root", type=Path, required=True, help=f"holds, or will hold, {ADE20K_FOLDER}")
     parser.add_argument("--archive", type=Path, help=f"{ADE20K_FOLDER}.zip, to be unpacked into --root")
     parser.add_argument("--all", action="store_true", help="read every annotation, not a sample of them")
@@ -142,14 +112,10 @@ def _check_pair(image: Path, annotation: Path) -> None:
         )
 
 
-COCO_ARCHIVES = ("train2017.zip", "val2017.zip", "annotations_trainval2017.zip")
-COCO_PARTS = {"train": ("annotations/instances_train2017.json", "train2017"),
-         "val": ("annotations/instances_val2017.json", "val2017")}  # fmt: skip
-COCO_COUNTS = {"train": 118287, "val": 5000}
-
-
 def prepare_coco(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="prepare_coco", description=__doc__)
+    """The tool for COCO and own data in its format; returns its exit code."""
+    text = "Checks COCO, or own data in its format, before training reads them, and unpacks the archives, when given."
+    parser = argparse.ArgumentParser(prog="prepare_coco", description=text)
     parser.add_argument("--root", type=Path, required=True, help="holds, or will hold, annotations, train2017, val2017")
     parser.add_argument("--archives", nargs="+", type=Path, default=[], metavar="ZIP", help=", ".join(COCO_ARCHIVES))
     parser.add_argument("--train", nargs=2, metavar=("JSON", "FOLDER"), help="own data, relative to --root")
@@ -171,8 +137,10 @@ def _prepare_coco(args: argparse.Namespace) -> int:
         _check_coco_layout(args.root)
     remarks = 0
     for name, (annotations, folder) in (given or COCO_PARTS).items():
-        classes = args.classes if given or args.classes else coco_classes()
-        report = check_annotations(args.root / annotations, args.root / folder, classes, args.all)
+        classes = args.classes if given or args.classes else _coco_classes()
+        report = check_annotations(
+            args.root / annotations, args.root / folder, classes, args.all, evaluated=name == "val"
+        )
         if not given and not args.any_count and report.images != COCO_COUNTS[name]:
             raise ValueError(
                 f"{args.root / annotations} has {report.images} images, COCO {COCO_COUNTS[name]}: the download was not "
@@ -197,7 +165,7 @@ def _check_coco_layout(root: Path) -> None:
         )
 
 
-def coco_classes() -> Sequence[str] | None:
+def _coco_classes() -> Sequence[str] | None:
     """The names of COCO's 80 classes, None without MMDetection."""
     try:
         from mmdet.datasets import CocoDataset
@@ -205,3 +173,43 @@ def coco_classes() -> Sequence[str] | None:
         print("MMDetection is not installed: the names of COCO's classes are not compared")
         return None
     return CocoDataset.METAINFO["classes"]
+
+
+def unpack(archive: Path, root: Path, folders: set[str]) -> None:
+    """Unpacks those top-level folders of a zip file that are named; members that would leave the root are refused.
+
+    Args:
+        archive: the zip file.
+        root: made if it is missing.
+        folders: names that the archive may hold; at least one must be in it, and none in the root yet.
+    """
+    if not archive.is_file():
+        raise ValueError(f"{archive}: there is no such file")
+    try:
+        with zipfile.ZipFile(archive) as file:
+            members = [name for name in file.namelist() if PurePosixPath(name).parts[:1] in {(top,) for top in folders}]
+            found = sorted({PurePosixPath(name).parts[0] for name in members})
+            if not found:
+                raise ValueError(f"{archive} holds no folder {' or '.join(sorted(folders))}: it is another archive")
+            bad = [name for name in members if ".." in PurePosixPath(name).parts]
+            if bad:
+                raise ValueError(f"{archive}: {bad[0]} would be written outside the folder; refused")
+            there = [root / name for name in found if (root / name).exists()]
+            if there:
+                raise ValueError(f"{there[0]} is there already; it is checked when no archive is given")
+            _extract(file, members, found, root)
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{archive} is not a readable zip file, perhaps truncated ({error})") from None
+
+
+def _extract(file: zipfile.ZipFile, members: list[str], found: list[str], root: Path) -> None:
+    root.mkdir(parents=True, exist_ok=True)
+    partial = root / f".{found[0]}.partial"
+    shutil.rmtree(partial, ignore_errors=True)  # of an attempt that was stopped
+    with progress_bar(len(members), "unpacking") as advance:
+        for member in members:
+            file.extract(member, partial)
+            advance(1)
+    for name in found:
+        (partial / name).rename(root / name)
+    partial.rmdir()

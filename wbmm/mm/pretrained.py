@@ -12,18 +12,19 @@ from urllib.parse import urlsplit
 
 import torch
 import torch.nn as nn
+from timm.models._hub import download_from_hf
 from torch import Tensor
 
 from wbmm.io.digest import mapped
 from wbmm.io.reader import safe_load
 from wbmm.io.weights import load_weights
-from wbmm.models.identify import explain_mismatch, identify
+from wbmm.models.identify import Signature, explain_mismatch, identify
 from wbmm.models.released import convert_released
 from wbmm.models.state import CheckpointError, find_state_dict
-from wbmm.text import printable
+from wbmm.text import first_line, printable, some
 from wbmm.zoo import load_zoo
 
-__all__ = ["LEAST_MATCH", "fetch", "load_pretrained", "read_weights", "report"]
+__all__ = ["LEAST_MATCH", "fetch", "load_pretrained", "match_report", "read_weights"]
 
 LEAST_MATCH = 0.9  # of the backbone's own tensors; below, the file is taken for another model's
 TIMEOUT_S = 30  # of a server that says nothing
@@ -49,8 +50,6 @@ def fetch(source: str) -> Path:
         if source.startswith(("http://", "https://")):
             return _download(source)
         if name in zoo and (zoo[name].weights if not tag else tag in zoo[name].weights):
-            from timm.models._hub import download_from_hf
-
             weights = zoo[name].weights[tag or next(iter(zoo[name].weights))]
             path = Path(download_from_hf(weights["hub"], weights["file"]))
             _compare(source, path, weights["file"])
@@ -58,8 +57,9 @@ def fetch(source: str) -> Path:
     except CheckpointError:
         raise
     except Exception as error:  # whatever the network and its libraries raise
-        reason = printable((str(error).splitlines() or [""])[0] or type(error).__name__)
-        raise CheckpointError(f"{source}: could not be downloaded ({reason}); give a local file instead") from None
+        raise CheckpointError(
+            f"{source}: could not be downloaded ({first_line(error)}); give a local file instead"
+        ) from None
     published = ", ".join(model for model, entry in zoo.items() if entry.weights)
     raise CheckpointError(
         f"{source}: there is no such file, and no weights of that name are published (those of {published} are). "
@@ -132,12 +132,25 @@ def load_pretrained(
     if share < LEAST_MATCH or len(matched) < len(present) or (seen is not None and seen.form != "training"):
         raise CheckpointError(
             f"{path}: {len(matched)} of the backbone's {len(own)} tensors match; {LEAST_MATCH:.0%} must, and none "
-            f"may be of another shape. {explain_mismatch(backbone, state_dict)}"
+            f"may be of another shape{_first_odd(present, matched, state_dict, own)}. "
+            f"{explain_mismatch(backbone, state_dict)}{_arch_to_set(seen)}"
         )
     interpolated = {key for key in own if resize_tables and key.endswith("local_table")}  # from zero, where missing
     fresh = {k: v for k, v in backbone.state_dict().items() if k not in matched and k not in interpolated}
     load_weights(backbone, {**{key: state_dict[key] for key in matched}, **fresh}, resize_tables=resize_tables)
-    return report(path, matched, own, state_dict)
+    return match_report(path, matched, own, state_dict)
+
+
+def _first_odd(present: list[str], matched: list[str], given: dict[str, Tensor], own: dict[str, Tensor]) -> str:
+    key = next((key for key in present if key not in matched), None)
+    if key is None:
+        return ""
+    return f" ({key} is {tuple(given[key].shape)} in the file and {tuple(own[key].shape)} in the backbone)"
+
+
+def _arch_to_set(seen: Signature | None) -> str:
+    names = seen.names() if seen is not None and seen.form == "training" else []
+    return f"\nIn a configuration: model.backbone.arch={names[0]!r}." if names else ""
 
 
 def read_weights(path: Path, prefix: str | None) -> dict[str, Tensor]:
@@ -162,17 +175,12 @@ def _fits(key: str, value: Tensor, own: Tensor, resize_tables: bool) -> bool:
     return value.shape == own.shape or (resize_tables and key.endswith("table") and value.shape[0] == own.shape[0])
 
 
-def report(path: Path, matched: list[str], own: dict[str, Tensor], state_dict: dict[str, Tensor]) -> str:
+def match_report(path: Path, matched: list[str], own: dict[str, Tensor], state_dict: dict[str, Tensor]) -> str:
     missing = [key for key in own if key not in matched]
     unexpected = [key for key in state_dict if key not in own and not key.endswith("num_batches_tracked")]
     lines = [f"the backbone starts from {path}: {len(matched)} of {len(own)} tensors match"]
     if missing:
-        lines.append(f"  not in the file, and new: {_some(missing)}")
+        lines.append(f"  not in the file, and new: {some(missing, 8)}")
     if unexpected:
-        lines.append(f"  in the file and not used: {_some(unexpected)}")
+        lines.append(f"  in the file and not used: {some(unexpected, 8)}")
     return "\n".join(lines)
-
-
-def _some(keys: list[str], limit: int = 8) -> str:
-    more = f" and {len(keys) - limit} more" if len(keys) > limit else ""
-    return ", ".join(map(printable, keys[:limit])) + more

@@ -1,22 +1,89 @@
-"""Makes the package known to mmengine, in the root registries: MMSegmentation and MMDetection both see them.
+"""What mmengine knows of us, in its root registries, so that MMSegmentation and MMDetection both see it.
 
-custom_imports = dict(imports=["wbmm.mm.register"], allow_failed_imports=False)
+The backbones, layer decay, two hooks, and files that are written whole or not at all. In a configuration:
+
+    custom_imports = dict(imports=["wbmm.mm.register"], allow_failed_imports=False)
 """
 
 from pathlib import Path
 
 import mmengine.dist
+import torch.nn as nn
 from mmengine.fileio import LocalBackend, register_backend
 from mmengine.hooks import Hook
+from mmengine.logging import print_log
+from mmengine.optim import DefaultOptimWrapperConstructor
 from mmengine.registry import HOOKS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 
 from wbmm.io.atomic import atomic_path
+from wbmm.models.layer_groups import layer_group, layer_scale, num_groups
 
 from .backbone import WBMMBackbone
-from .layer_decay import LayerDecayConstructor
+from .mm_checkpoint import PREFIX
 from .timm_backbone import TimmBackbone
 
-__all__ = ["ATOMIC", "AtomicBackend", "BroadcastBuffersHook", "LabelRangeHook"]
+__all__ = ["ATOMIC", "AtomicBackend", "BroadcastBuffersHook", "LabelRangeHook", "LayerDecayConstructor"]
+
+ATOMIC = "wbmm.atomic"  # in a configuration: CheckpointHook(backend_args=dict(backend="wbmm.atomic"))
+_BODY = "body."  # the model inside a TimmBackbone
+
+
+class LayerDecayConstructor(DefaultOptimWrapperConstructor):
+    """Parameter groups by layer, each with its learning rate, and without weight decay on 1-d parameters and biases.
+
+    In a configuration:
+
+        optim_wrapper = dict(constructor="WBMMLayerDecay", paramwise_cfg=dict(decay_rate=0.9, groups=12), ...)
+
+    The groups are those of `wbmm.models.layer_groups`; whatever is not a layer of the backbone, its output norms
+    included, counts as a head and learns at the full rate. `groups` is the number of the last one, by default what
+    follows from the depths.
+    """
+
+    def _validate_cfg(self) -> None:
+        unknown = sorted(set(self.paramwise_cfg) - {"decay_rate", "groups"})
+        if unknown or "decay_rate" not in self.paramwise_cfg:
+            raise ValueError(f"paramwise_cfg {dict(self.paramwise_cfg)!r}: expected decay_rate and, optionally, groups")
+        if self.base_lr is None or self.base_wd is None:
+            raise ValueError("layer decay needs the optimiser's lr and weight_decay")
+
+    def add_params(self, params: list[dict], module: nn.Module, prefix: str = "", is_dcn_module=None) -> None:
+        """Appends the groups of a whole model to `params`."""
+        depths = getattr(getattr(module, "backbone", None), "depths", None)
+        if depths is None:
+            raise ValueError(
+                "layer decay needs a model with a backbone of ours, in stages of blocks; "
+                f"{type(module).__name__} has none"
+            )
+        rate, last = self.paramwise_cfg["decay_rate"], self.paramwise_cfg.get("groups") or num_groups(depths)
+        groups: dict[tuple[int, bool], dict] = {}
+        for name, parameter in module.named_parameters():
+            if not parameter.requires_grad:
+                continue
+            inner = name.removeprefix(PREFIX).removeprefix(_BODY) if name.startswith(PREFIX) else "head"
+            layer, decay = layer_group(inner, depths, last), parameter.ndim > 1 and not name.endswith(".bias")
+            scale = layer_scale(inner, depths, rate, last)
+            group = groups.setdefault(
+                (layer, decay),
+                {
+                    "params": [],
+                    "lr": self.base_lr * scale,
+                    "weight_decay": self.base_wd if decay else 0.0,
+                    "layer": layer,
+                    "lr_scale": scale,
+                },
+            )
+            group["params"].append(parameter)
+        ordered = [groups[key] for key in sorted(groups)]
+        params.extend(ordered)
+        print_log("\n".join(["layer decay:", *map(_describe, ordered)]), logger="current")
+
+
+def _describe(group: dict) -> str:
+    return (
+        f"  group {group['layer']:2d}: {len(group['params']):3d} tensors, "
+        f"lr x {group['lr_scale']:.4f}, weight decay {group['weight_decay']:g}"
+    )
 
 
 class LabelRangeHook(Hook):
@@ -50,9 +117,6 @@ class BroadcastBuffersHook(Hook):
     def before_val(self, runner) -> None:
         for buffer in runner.model.buffers():
             mmengine.dist.broadcast(buffer, src=0)
-
-
-ATOMIC = "wbmm.atomic"  # in a configuration: CheckpointHook(backend_args=dict(backend="wbmm.atomic"))
 
 
 class AtomicBackend(LocalBackend):

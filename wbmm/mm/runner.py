@@ -1,34 +1,69 @@
-"""Training and testing of segmentors and detectors through mmengine's runner: what the tools do."""
+"""Training and testing of segmentors and detectors through mmengine's runner, as a command line says."""
 
 import argparse
-import importlib
+import difflib
+import inspect
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 from mmengine.config import Config, DictAction
+from mmengine.logging import print_log
+from mmengine.registry import MODELS, DefaultScope
+from mmengine.runner import Runner
 
-from wbmm.handler import run_command
-
-from .build import load_config, require
+from .build import build_mm_model, load_mm_config, prepare_device
+from .check_data import check_detection_data, check_segmentation_data, follow_ignore_index
+from .loading import check_fits, check_load_from, prepare_resume, use_safe_reader
 
 __all__ = [
-    "LAUNCHERS",
-    "add_common_arguments",
-    "configure",
-    "evaluate_tool",
-    "prefer_fast_metrics",
+    "add_test_arguments",
+    "add_train_arguments",
+    "check_keys",
+    "multi_scale_pipeline",
+    "run_testing",
+    "run_training",
     "set_data_root",
-    "test",
-    "train",
-    "train_tool",
+    "track",
+    "use_amp",
 ]
 
+# What the runner and we read of a configuration.
+KNOWN_KEYS = {
+    *inspect.signature(Runner).parameters,
+    *("custom_imports", "default_scope", "env_cfg", "log_level", "model_wrapper_cfg"),
+    *("tta_model", "tta_pipeline", "tta_ratios"),
+}
+PIPELINES = {"train_pipeline", "val_pipeline", "test_pipeline"}  # usual variables, which look like tta_pipeline
 LAUNCHERS = ("none", "pytorch", "slurm", "mpi")
+SCOPES = {"seg": "mmseg", "det": "mmdet"}
+TTA_RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # the paper's, where the configuration names none
+TRACKERS = {"tensorboard": "TensorboardVisBackend", "wandb": "WandbVisBackend"}
 
 
-def add_common_arguments(parser: argparse.ArgumentParser) -> None:
+def add_train_arguments(parser: argparse.ArgumentParser) -> None:
+    _add_common_arguments(parser)
+    parser.add_argument(
+        "--resume", nargs="?", const="auto", metavar="FILE", help="continue the run in the work folder, or from FILE"
+    )
+    parser.add_argument("--amp", action="store_true", help="mixed precision; needs a GPU")
+    parser.add_argument("--track", nargs="+", choices=TRACKERS, default=[], help="log there as well")
+
+
+def add_test_arguments(parser: argparse.ArgumentParser, extra: str) -> None:
+    _add_common_arguments(parser)
+    parser.add_argument("checkpoint", help="of a runner, released, or fused by `wbmm reparam`")
+    if extra == "seg":
+        help_tta = "multi-scale testing with flips, at tta_ratios of the test pipeline's scale"
+        parser.add_argument("--tta", action="store_true", help=help_tta)
+    parser.add_argument(
+        "--fuse", nargs="?", const="compact", choices=("compact", "dense"), help="fuse the backbone after loading"
+    )
+    parser.add_argument("--show-dir", help="draw predictions into this folder")
+
+
+def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", help="a configuration, such as those of configs/ade20k and configs/coco")
     parser.add_argument("--work-dir", help="output folder; work_dirs/NAME OF THE CONFIGURATION when not given")
     parser.add_argument("--data-root", help="where the data are, in place of what the configuration says")
@@ -38,9 +73,60 @@ def add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--launcher", choices=LAUNCHERS, help="how processes were started; found out for torchrun")
 
 
-def configure(args: argparse.Namespace) -> Config:
+def run_training(extra: str, args: argparse.Namespace) -> Runner:
+    """Trains as the command line says; returns the runner."""
+    use_safe_reader()
+    cfg = _configure(args)
+    texts = [prepare_resume(cfg, args.resume)]
+    if cfg.get("load_from") and not cfg.resume:
+        check_load_from(cfg.load_from)
+    if args.amp:
+        use_amp(cfg)
+    track(cfg, args.track)
+    texts += [_PREPARE[extra](cfg), prepare_device(cfg)]
+    runner = Runner.from_cfg(cfg)
+    if cfg.get("load_from"):
+        check_fits(getattr(runner.model, "module", runner.model), cfg.load_from, cfg.resume)
+    for text in filter(None, texts):
+        print_log(text, logger="current")
+    runner.train()
+    return runner
+
+
+def run_testing(extra: str, args: argparse.Namespace) -> dict:
+    """Tests as the command line says; returns the metrics."""
+    cfg = _configure(args)
+    cfg.load_from, cfg.resume = None, False
+    if args.show_dir:
+        cfg.default_hooks.visualization.update(draw=True)
+        cfg.visualizer.save_dir = args.show_dir
+    if extra == "seg":
+        follow_ignore_index(cfg)
+    else:
+        print_log(check_detection_data(cfg, ["test"]), logger="current")
+    prepare_device(cfg)
+    model = build_mm_model(cfg, SCOPES[extra], args.checkpoint, args.fuse)
+    form = getattr(model.backbone, "form", args.fuse or "training")
+    tta = getattr(args, "tta", False)
+    if tta:
+        cfg.test_dataloader.dataset.pipeline, scales = multi_scale_pipeline(cfg)
+        print_log(f"multi-scale testing with flips at {scales}", logger="current")
+        with DefaultScope.overwrite_default_scope(SCOPES[extra]):
+            model = MODELS.build({**cfg.get("tta_model", {"type": "SegTTAModel"}), "module": model})
+    names = ("test_dataloader", "test_cfg", "test_evaluator", "default_hooks", "custom_hooks", "env_cfg")
+    names += ("log_processor", "visualizer", "default_scope", "randomness", "launcher", "work_dir")
+    runner = Runner(model=model, cfg=cfg, **{name: cfg[name] for name in names if cfg.get(name) is not None})
+    metrics = runner.test()
+    how = "multi-scale with flips" if tta else "single scale"
+    figures = ", ".join(f"{key} {value:.4g}" for key, value in metrics.items())
+    print_log(f"{args.checkpoint}, {form} form, {how}: {figures}", logger="current")
+    return metrics
+
+
+def _configure(args: argparse.Namespace) -> Config:
     """The configuration with the command line's changes, its work folder and its launcher."""
-    cfg = load_config(args.config, args.cfg_options)
+    cfg = load_mm_config(args.config, args.cfg_options)
+    check_keys(cfg)
     if args.data_root is not None:
         set_data_root(cfg, args.data_root)
     if args.work_dir is not None:
@@ -50,6 +136,16 @@ def configure(args: argparse.Namespace) -> Config:
     torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     cfg.launcher = args.launcher or ("pytorch" if torchrun else "none")
     return cfg
+
+
+def check_keys(cfg: Config) -> None:
+    """Raises on a top-level key that is nearly one of mmengine's; any other name may be a variable of the file."""
+    for key in cfg:
+        if key.rstrip("_0123456789") in KNOWN_KEYS | PIPELINES:
+            continue
+        near = difflib.get_close_matches(key, KNOWN_KEYS, n=1, cutoff=0.88)
+        if near:
+            raise ValueError(f"{cfg.filename}: unknown key {key!r}; did you mean {near[0]!r}?")
 
 
 def set_data_root(cfg: Config, root: str) -> None:
@@ -67,69 +163,7 @@ def set_data_root(cfg: Config, root: str) -> None:
                 metric.ann_file = str(Path(root) / Path(metric.ann_file).relative_to(old))
 
 
-def prefer_fast_metrics(extra: str) -> bool:
-    """Puts faster-coco-eval in the place of pycocotools, before mmdet imports it; whether it is there."""
-    if extra != "det":
-        return False
-    try:
-        faster = importlib.import_module("faster_coco_eval")
-    except ImportError:
-        return False
-    faster.init_as_pycocotools()
-    return True
-
-
-TRACKERS = {"tensorboard": "TensorboardVisBackend", "wandb": "WandbVisBackend"}
-
-
-def add_train_arguments(parser: argparse.ArgumentParser) -> None:
-
-    add_common_arguments(parser)
-    parser.add_argument(
-        "--resume", nargs="?", const="auto", metavar="FILE", help="continue the run in the work folder, or from FILE"
-    )
-    parser.add_argument("--amp", action="store_true", help="mixed precision; needs a GPU")
-    parser.add_argument("--track", nargs="+", choices=TRACKERS, default=[], help="log there as well")
-
-
-def train_tool(extra: str, argv: Sequence[str] | None = None) -> int:
-    """The training tool of an extra: `seg` or `det`."""
-    return run_command(f"train_{extra}", lambda: _train_tool(extra, argv))
-
-
-def _train_tool(extra: str, argv: Sequence[str] | None) -> None:
-    prefer_fast_metrics(extra)
-    require(extra)
-    parser = argparse.ArgumentParser(prog=f"train_{extra}")
-    add_train_arguments(parser)
-    train(extra, parser.parse_args(argv))
-
-
-def train(extra: str, args: argparse.Namespace):
-    """Trains as the command line says; returns the runner."""
-    from mmengine.logging import print_log
-    from mmengine.runner import Runner
-
-    from .build import prepare_device
-    from .resume import check_load_from, prepare_resume, use_safe_reader
-
-    use_safe_reader()
-    cfg = configure(args)
-    texts = [prepare_resume(cfg, args.resume)]
-    if cfg.get("load_from") and not cfg.resume:
-        check_load_from(cfg.load_from)
-    if args.amp:
-        use_amp(cfg)
-    track(cfg, args.track)
-    texts += [_PREPARE[extra](cfg), prepare_device(cfg)]
-    runner = Runner.from_cfg(cfg)
-    for text in filter(None, texts):
-        print_log(text, logger="current")
-    runner.train()
-    return runner
-
-
-def use_amp(cfg) -> None:
+def use_amp(cfg: Config) -> None:
     """Mixed precision, with dynamic loss scaling; `optim_wrapper.dtype=bfloat16` for the other kind."""
     if not torch.cuda.is_available():
         raise ValueError("--amp needs a CUDA device, and torch sees none here")
@@ -139,96 +173,57 @@ def use_amp(cfg) -> None:
     cfg.optim_wrapper.setdefault("loss_scale", "dynamic")
 
 
-def track(cfg, names: Sequence[str]) -> None:
+def track(cfg: Config, names: Sequence[str]) -> None:
     """Adds logging back ends to those of the configuration."""
     backends = cfg.visualizer.vis_backends
     have = {backend["type"] for backend in backends}
     cfg.visualizer.vis_backends = [*backends, *({"type": TRACKERS[n]} for n in names if TRACKERS[n] not in have)]
 
 
-def _prepare_segmentation(cfg) -> str | None:
+def _prepare_segmentation(cfg: Config) -> str | None:
     """Has labels watched in training, and in the first process looks at the data before."""
-    from .data import check_segmentation_data
-
-    hook = {"type": "LabelRangeHook", "num_classes": cfg.model.decode_head.num_classes}
+    ignored = follow_ignore_index(cfg)
+    hook = {"type": "LabelRangeHook", "num_classes": cfg.model.decode_head.num_classes, "ignore_index": ignored}
     cfg.custom_hooks = [*cfg.get("custom_hooks", []), hook]
-    return check_segmentation_data(cfg) if int(os.environ.get("RANK", 0)) == 0 else None
+    return check_segmentation_data(cfg) if _is_first_process() else None
 
 
-def _prepare_detection(cfg) -> str | None:
+def _prepare_detection(cfg: Config) -> str | None:
     """In the first process, looks at the data before training."""
-    from .data import check_detection_data
-
-    return check_detection_data(cfg) if int(os.environ.get("RANK", 0)) == 0 else None
+    return check_detection_data(cfg) if _is_first_process() else None
 
 
-_PREPARE: dict[str, Callable] = {"seg": _prepare_segmentation, "det": _prepare_detection}
+def _is_first_process() -> bool:
+    return int(os.environ.get("RANK", 0)) == 0
 
 
-def add_test_arguments(parser: argparse.ArgumentParser, extra: str) -> None:
+def multi_scale_pipeline(cfg: Config) -> tuple[list[dict], str]:
+    """The pipeline of `--tta`, and which scales it has: `tta_pipeline` if there is one, or by `tta_ratios`.
 
-    add_common_arguments(parser)
-    parser.add_argument("checkpoint", help="of a runner, released, or fused by `wbmm reparam`")
-    if extra == "seg":
-        help_tta = "multi-scale testing with flips, as the configuration says"
-        parser.add_argument("--tta", action="store_true", help=help_tta)
-    parser.add_argument(
-        "--fuse", nargs="?", const="compact", choices=("compact", "dense"), help="fuse the backbone after loading"
-    )
-    parser.add_argument("--show-dir", help="draw predictions into this folder")
-
-
-def evaluate_tool(extra: str, argv: Sequence[str] | None = None) -> int:
-    """The testing tool of an extra: `seg` or `det`."""
-    return run_command(f"test_{extra}", lambda: _test_tool(extra, argv))
-
-
-def _test_tool(extra: str, argv: Sequence[str] | None) -> None:
-    prefer_fast_metrics(extra)
-    require(extra)
-    parser = argparse.ArgumentParser(prog=f"test_{extra}")
-    add_test_arguments(parser, extra)
-    test(extra, parser.parse_args(argv))
+    Each ratio is to the scale of the test pipeline (to the image's own size, where that does not resize), with and
+    without a flip.
+    """
+    if "tta_pipeline" in cfg:
+        return cfg.tta_pipeline, "the scales of tta_pipeline"
+    steps = cfg.test_dataloader.dataset.pipeline
+    places = [place for place, step in enumerate(steps) if step.type == "Resize"]
+    if len(places) > 1:
+        raise ValueError("--tta: the test pipeline resizes twice; give tta_pipeline in the configuration")
+    place = places[0] if places else 1  # after the image is loaded
+    resize = dict(steps[place]) if places else {"type": "Resize", "scale_factor": 1.0, "keep_ratio": True}
+    resizes = [_scaled(resize, ratio) for ratio in cfg.get("tta_ratios", TTA_RATIOS)]
+    flips = [{"type": "RandomFlip", "prob": p, "direction": "horizontal"} for p in (0.0, 1.0)]
+    rest = [[step] for step in steps[place + len(places) :]]
+    scales = ", ".join(str(step.get("scale") or f"x{step['scale_factor']:g}") for step in resizes)
+    return [*steps[:place], {"type": "TestTimeAug", "transforms": [resizes, flips, *rest]}], scales
 
 
-def test(extra: str, args: argparse.Namespace) -> dict:
-    """Tests as the command line says; returns the metrics."""
-    from mmengine.logging import print_log
-    from mmengine.registry import MODELS, DefaultScope
-    from mmengine.runner import Runner
-
-    from .build import build_model, prepare_device
-
-    cfg = configure(args)
-    cfg.load_from, cfg.resume = None, False
-    if args.show_dir:
-        cfg.default_hooks.visualization.update(draw=True)
-        cfg.visualizer.save_dir = args.show_dir
-    scope = {"seg": "mmseg", "det": "mmdet"}[extra]
-    if extra == "det":
-        from .data import check_detection_data
-
-        print_log(check_detection_data(cfg, ["test"]), logger="current")
-    prepare_device(cfg)
-    model = build_model(cfg, scope, args.checkpoint, args.fuse)
-    tta = getattr(args, "tta", False)
-    if tta:
-        _use_tta(cfg)
-        with DefaultScope.overwrite_default_scope(scope):
-            model = MODELS.build({**cfg.tta_model, "module": model})
-    names = ("test_dataloader", "test_cfg", "test_evaluator", "default_hooks", "custom_hooks", "env_cfg")
-    names += ("log_processor", "visualizer", "default_scope", "randomness", "launcher", "work_dir")
-    runner = Runner(model=model, cfg=cfg, **{name: cfg[name] for name in names if cfg.get(name) is not None})
-    metrics = runner.test()
-    form = args.fuse or getattr(getattr(model, "module", model).backbone, "form", "training")
-    how = "multi-scale with flips" if tta else "single scale"
-    figures = ", ".join(f"{key} {value:.4g}" for key, value in metrics.items())
-    print_log(f"{args.checkpoint}, {form} form, {how}: {figures}", logger="current")
-    return metrics
+def _scaled(resize: dict, ratio: float) -> dict:
+    if resize.get("scale") is not None:
+        sides = resize["scale"] if isinstance(resize["scale"], list | tuple) else [resize["scale"]] * 2
+        return {**resize, "scale": tuple(int(side * ratio) for side in sides)}
+    factor = resize["scale_factor"]
+    return {**resize, "scale_factor": tuple(f * ratio for f in factor) if isinstance(factor, tuple) else factor * ratio}
 
 
-def _use_tta(cfg) -> None:
-    missing = [key for key in ("tta_pipeline", "tta_model") if key not in cfg]
-    if missing:
-        raise ValueError(f"--tta needs {missing[0]} in the configuration")
-    cfg.test_dataloader.dataset.pipeline = cfg.tta_pipeline
+_PREPARE: dict[str, Callable[[Config], str | None]] = {"seg": _prepare_segmentation, "det": _prepare_detection}

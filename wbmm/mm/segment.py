@@ -1,22 +1,24 @@
 """`wbmm segment`: pictures with the classes of their pixels in colour, and a legend."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+import torch
+from PIL import Image
 
 from wbmm.data.images import find_images
-from wbmm.data.sources import BadImage, FileSource
+from wbmm.data.sources import FileSource
+from wbmm.deploy.runtime import EXPORTED, open_runner
 from wbmm.io.atomic import atomic_path
 from wbmm.machine import check_device
-from wbmm.progress import progress_bar
 from wbmm.text import printable
 
-from .drawing import class_colours, overlay, picture_targets
+from . import require
+from .pictures import class_colours, draw_classes, picture_targets, read_pictures
 
-__all__ = ["EXAMPLE", "Segmenter", "add_arguments", "open_segmenter", "run"]
+__all__ = ["EXAMPLE", "PhotoSegmenter", "add_arguments", "open_photo_segmenter", "run"]
 
 EXAMPLE = "wbmm segment segmentor.pth photos/ --config configs/ade20k/NAME.py --out segmented"
 
@@ -33,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace pictures that exist")
 
 
-class Segmenter:
+class PhotoSegmenter:
     """A segmentor that is ready for photographs.
 
     Attributes:
@@ -42,31 +44,24 @@ class Segmenter:
         colours: `[classes, 3]`.
     """
 
-    def __init__(self, labels: Callable[[Image.Image], np.ndarray], classes: list[str], palette=None) -> None:
+    def __init__(self, labels: Callable[[Image.Image], np.ndarray], classes: Sequence[str], palette=None) -> None:
         self.labels = labels
         self.classes = list(map(printable, classes))
-        self.colours = class_colours(len(classes), palette)
+        self.colours = class_colours(len(self.classes), palette)
 
 
-def open_segmenter(model: str, config: Path | None, fuse: bool = True, device: str = "cpu") -> Segmenter:
+def open_photo_segmenter(model: str, config: Path | None, fuse: bool = True, device: str = "cpu") -> PhotoSegmenter:
     """A segmentor from a checkpoint and its configuration, or from a file of `wbmm export`."""
-    from wbmm.deploy.runtime import EXPORTED
-
     if Path(model).suffix in EXPORTED:
         return _open_exported(model, device)
     if config is None:
         raise ValueError(f"{model}: a segmentor's checkpoint needs its configuration (--config FILE)")
-    from .build import require
-
-    try:
-        require("seg")
-    except ImportError as error:
-        raise ValueError(str(error)) from None
+    require("seg")
     check_device(device)
     return _open_checkpoint(model, config, fuse, device)
 
 
-def _open_checkpoint(model: str, config: Path, fuse: bool, device: str) -> Segmenter:
+def _open_checkpoint(model: str, config: Path, fuse: bool, device: str) -> PhotoSegmenter:
     from mmengine.registry import DefaultScope
     from mmseg.apis import inference_model
 
@@ -74,22 +69,16 @@ def _open_checkpoint(model: str, config: Path, fuse: bool, device: str) -> Segme
 
     net = build_segmentor(config, model, fuse="compact" if fuse else None).to(device)
     meta = dataset_meta(net)
-    count = net.decode_head.num_classes
-    classes = list(meta.get("classes") or [f"class {number}" for number in range(count)])
 
     def labels(image: Image.Image) -> np.ndarray:
         bgr = np.ascontiguousarray(np.asarray(image)[..., ::-1])
         with DefaultScope.overwrite_default_scope("mmseg"):
             return inference_model(net, bgr).pred_sem_seg.data[0].cpu().numpy()
 
-    return Segmenter(labels, classes, meta.get("palette"))
+    return PhotoSegmenter(labels, meta.get("classes") or _unnamed(net.decode_head.num_classes), meta.get("palette"))
 
 
-def _open_exported(model: str, device: str) -> Segmenter:
-    import torch
-
-    from wbmm.deploy.runtime import open_runner
-
+def _open_exported(model: str, device: str) -> PhotoSegmenter:
     runner = open_runner(model, device)
     card = runner.card
     if card.kind != "segmentor":
@@ -101,7 +90,11 @@ def _open_exported(model: str, device: str) -> Segmenter:
         found = runner(card.transform()(small)[None])[0].argmax(0).to(torch.uint8).numpy()
         return np.asarray(Image.fromarray(found).resize(image.size, Image.Resampling.NEAREST))
 
-    return Segmenter(labels, card.class_names or [f"class {number}" for number in range(card.num_classes)])
+    return PhotoSegmenter(labels, card.class_names or _unnamed(card.num_classes))
+
+
+def _unnamed(count: int) -> list[str]:
+    return [f"class {number}" for number in range(count)]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -109,27 +102,20 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"--opacity {args.opacity}: give a number from 0 to 1")
     source = FileSource(find_images(args.images))
     targets = picture_targets(args.out, source.paths, args.force)
-    segmenter = open_segmenter(args.model, args.config, args.fuse, args.device)
-    bad = 0
-    with progress_bar(len(source), "images") as advance:
-        for index, target in enumerate(targets):
-            try:
-                image = ImageOps.exif_transpose(source.image(index)).convert("RGB")  # as the loader of training does
-            except BadImage as error:
-                print(f"skipped: {error}")
-                bad += 1
-                advance(1)
-                continue
-            _write(image, segmenter, target, args)
-            advance(1)
-    print(f"{len(source) - bad} pictures in {args.out}" + (f"; {bad} could not be read" if bad else ""))
+    segmenter = open_photo_segmenter(args.model, args.config, args.fuse, args.device)
+    done = 0
+    for number, image in read_pictures(source):
+        _write(image, segmenter, targets[number], args)
+        done += 1
+    bad = len(source) - done
+    print(f"{done} pictures in {args.out}" + (f"; {bad} could not be read" if bad else ""))
     return 1 if bad else 0
 
 
-def _write(image: Image.Image, segmenter: Segmenter, target: Path, args: argparse.Namespace) -> None:
+def _write(image: Image.Image, segmenter: PhotoSegmenter, target: Path, args: argparse.Namespace) -> None:
     labels = segmenter.labels(image)
     with atomic_path(target, args.force) as temporary:
-        overlay(image, labels, segmenter.classes, segmenter.colours, args.opacity).save(temporary)
+        draw_classes(image, labels, segmenter.classes, segmenter.colours, args.opacity).save(temporary)
     if args.labels:
         with atomic_path(target.with_suffix(".labels.png"), args.force) as temporary:
             Image.fromarray(labels.astype(np.uint8 if labels.max() < 256 else np.uint16)).save(temporary)

@@ -9,13 +9,13 @@ from timm.layers import LayerNorm2d
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-import wbmm  # noqa: F401  (registers convnext_tiny_wbmm)
+import wbmm.models  # noqa: F401  (registers convnext_tiny_wbmm)
 from wbmm.models.state import CheckpointError
-from wbmm.text import printable
+from wbmm.text import first_line, printable
 from wbmm.zoo import load_zoo
 
 from .backbone import check_indices, check_init
-from .pretrained import LEAST_MATCH, fetch, read_weights, report
+from .pretrained import LEAST_MATCH, fetch, match_report, read_weights
 
 __all__ = ["TimmBackbone", "load_timm_weights"]
 
@@ -171,7 +171,7 @@ def load_timm_weights(backbone: TimmBackbone, checkpoint: str, prefix: str | Non
             f"{', '.join(map(printable, list(state_dict)[:3]))}, ..."
         )
     backbone.load_state_dict({key: state_dict[key] for key in matched}, strict=False)
-    return report(Path(checkpoint), matched, own, state_dict)
+    return match_report(Path(checkpoint), matched, own, state_dict)
 
 
 def _weights_of_timm(name: str, in_chans: int) -> dict[str, Tensor] | None:
@@ -186,8 +186,9 @@ def _weights_of_timm(name: str, in_chans: int) -> dict[str, Tensor] | None:
     try:
         return timm.create_model(name, pretrained=True, in_chans=in_chans).state_dict()
     except Exception as error:  # whatever the network and its libraries raise
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(f"{name}: could not be downloaded ({reason}); give a local file instead") from None
+        raise CheckpointError(
+            f"{name}: could not be downloaded ({first_line(error)}); give a local file instead"
+        ) from None
 
 
 def _to_features(state_dict: dict[str, Tensor], body: nn.Module) -> dict[str, Tensor]:

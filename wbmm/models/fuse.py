@@ -33,7 +33,7 @@ FUSIBLE = (
     SerialWBMM2d,
     HalfWBMM2d,
 )
-FORMS = ("compact", "dense")
+FUSED_FORMS = ("compact", "dense")
 
 
 def _replace(module: nn.Module, form: str, done: dict[nn.Module, nn.Module]) -> nn.Module:
@@ -68,7 +68,7 @@ def fuse(model: nn.Module, form: str = "compact") -> nn.Module:
         model: in eval mode.
         form: `compact` keeps tables and builds the matrices at the first call; `dense` stores the matrices.
     """
-    if form not in FORMS:
+    if form not in FUSED_FORMS:
         raise ValueError(f"form {form!r}: expected 'compact' or 'dense'")
     if model.training or any(module.training for module in model.modules() if isinstance(module, FUSIBLE)):
         raise ValueError(

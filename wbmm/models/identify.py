@@ -10,7 +10,7 @@ from torch import Tensor
 from wbmm.text import printable
 from wbmm.zoo import load_zoo
 
-from .mixer import name_when_fused
+from .named_mixers import name_when_fused
 from .pattern import StageWindow, parse_pattern, parse_windows
 
 # A parameter that only one mixer has, in training form and fused. `no_shortcut` has those of `wbmm`.

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from wbmm import layers
 from wbmm.layers import Block, FeedForward, FusedBlock, FusedFeedForward, SqueezeExcite
-from wbmm.models import WBMM
+
+from .wbmm import WBMM
 
 __all__ = ["PlainBlock", "PlainFusedBlock", "PlainNet", "plain_conv", "plain_mixer", "to_plain"]
 
@@ -202,7 +203,7 @@ def plain_mixer(mixer: nn.Module) -> nn.Module:
     """The same mixer in this layout, with a copy of its weights."""
     if type(mixer) not in PLAIN:
         known = ", ".join(kind.__name__ for kind in PLAIN)
-        raise ValueError(f"mixer {type(mixer).__name__} has no straightforward form; those that have one: {known}")
+        raise ValueError(f"mixer {type(mixer).__name__} has no reference implementation; those that have one: {known}")
     return PLAIN[type(mixer)](mixer)
 
 
@@ -225,7 +226,7 @@ def _pointwise(linear: nn.Linear) -> nn.Conv2d:
     return conv
 
 
-def response_norm(x: Tensor, eps: float) -> Tensor:
+def relative_norm(x: Tensor, eps: float) -> Tensor:
     """The norm of each channel over the map `[B, H, W, C]`, relative to their mean."""
     norm = torch.linalg.vector_norm(x, dim=(1, 2), keepdim=True)
     return norm / (norm.mean(dim=-1, keepdim=True) + eps)
@@ -238,7 +239,7 @@ class PlainResponseNorm(nn.Module):
         self.gamma, self.beta = copy.deepcopy(grn.gamma), copy.deepcopy(grn.beta)
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.gamma * response_norm(x, self.eps) + 1) * x + self.beta
+        return (self.gamma * relative_norm(x, self.eps) + 1) * x + self.beta
 
 
 class PlainFeedForward(nn.Module):
@@ -264,7 +265,7 @@ class PlainFusedFeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.gelu(self.fc1(x.permute(0, 2, 3, 1)))
-        x = self.fc2((self.gamma * response_norm(x, self.eps) + 1) * x)
+        x = self.fc2((self.gamma * relative_norm(x, self.eps) + 1) * x)
         return x.permute(0, 3, 1, 2)
 
 
@@ -365,7 +366,7 @@ class PlainNet(nn.Module):
 
 
 def to_plain(model: WBMM) -> PlainNet:
-    """A copy of a model in the straightforward layout, with the same weights, in the same mode.
+    """A copy of a model as its reference implementation, with the same weights, in the same mode.
 
     Parameters and statistics keep their names. Those of squeeze and excitation become 1x1 convolutions, and tables of a
     fused model become matrices. Activation checkpointing is not taken over.
@@ -375,5 +376,5 @@ def to_plain(model: WBMM) -> PlainNet:
             training form, or fused in either form.
     """
     if not isinstance(model, WBMM):
-        raise ValueError(f"the straightforward layout is of the WBMM family alone; this is a {type(model).__name__}")
+        raise ValueError(f"the reference implementation is of the WBMM family alone; this is a {type(model).__name__}")
     return PlainNet(model).to(memory_format=torch.contiguous_format).train(model.training)

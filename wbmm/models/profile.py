@@ -8,7 +8,7 @@ import torch.nn as nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from .mixer import find_mixer
+from .named_mixers import find_mixer
 from .pattern import StageWindow
 
 

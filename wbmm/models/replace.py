@@ -15,7 +15,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from wbmm.layers import WBMM2d
 from wbmm.layers.fused import FusedWBMM2d, batch_norm_affine
 from wbmm.ops import to_window
-from wbmm.text import render_table
+from wbmm.text import render_table, some
 
 __all__ = ["BiasedWBMM2d", "ReplaceReport", "replace_depthwise"]
 
@@ -75,7 +75,7 @@ class ReplaceReport:
         names: dict[str, list[str]] = {}
         for entry in self.left_alone:
             names.setdefault(entry.why, []).append(entry.name or "the model itself")
-        return [f"left alone, {why}: {_some(found)}" for why, found in names.items()]
+        return [f"left alone, {why}: {some(found, 4)}" for why, found in names.items()]
 
 
 def replace_depthwise(
@@ -221,7 +221,3 @@ def _build(letter: str, conv: nn.Conv2d, window: tuple[int, int]) -> nn.Module:
 def _describe(conv: nn.Conv2d) -> str:
     kind = "depthwise" if 1 < conv.groups == conv.in_channels == conv.out_channels else "convolution"
     return f"{conv.kernel_size[0]}x{conv.kernel_size[1]} {kind}"
-
-
-def _some(names: list[str], limit: int = 4) -> str:
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

@@ -24,7 +24,7 @@ from wbmm.ops.windows import to_channels_last
 from wbmm.zoo import ZooModel, load_zoo
 
 from .identify import explain_mismatch
-from .mixer import MixerArgs, block_options, create_mixer, resolve
+from .named_mixers import MixerArgs, block_options, create_mixer, resolve_mixer
 from .pattern import parse_pattern, parse_windows
 from .recompute import run_checkpointed
 from .released import convert_released
@@ -115,7 +115,7 @@ class WBMM(nn.Module):
             convolution, M is WBMM with depthwise kernels beside it in training.
         window_size: one window, or one a stage: 7, (7, 14), or "14+7" for a hierarchical one.
         mixer: what stands in W blocks: `wbmm`, or one of the operators that the paper compares it with (in M blocks
-            too), such as `dw5`, `dw13_reparam`, `slak` or `win_attn`; `wbmm.models.mixer` has them all.
+            too), such as `dw5`, `dw13_reparam`, `slak` or `win_attn`; `wbmm.models.named_mixers` has them all.
         padding_mode: how maps are padded to whole windows: `zeros`, `reflect`, `replicate`.
         large_kernel: `implicit_gemm` to run a depthwise mixer by the large-kernel CUDA package.
         ls_init_value: initial layer scale; None for none.
@@ -144,7 +144,7 @@ class WBMM(nn.Module):
         dd = {"device": device, "dtype": dtype}
         super().__init__()
         patterns = parse_pattern(pattern, depths)
-        mixer, patterns, windows = resolve(mixer, patterns, parse_windows(window_size))
+        mixer, patterns, windows = resolve_mixer(mixer, patterns, parse_windows(window_size))
         if len(dims) != len(patterns) or any(dim % 8 for dim in dims):
             raise ValueError(
                 f"dims {tuple(dims)!r}: expected {len(patterns)} multiples of 8, such as (40, 80, 160, 320)"

@@ -22,7 +22,7 @@ from wbmm.ops.backends.tiled import Tiled
 
 from . import reference
 from .kept import Kept
-from .obstacles import obstacle, reads_as_built, unusual, wants_grad
+from .obstacles import changed_module, obstacle, unusual_tensor, wants_grad
 from .tables import Window, expand
 from .windows import check_map
 
@@ -32,11 +32,12 @@ log = logging.getLogger(__name__)
 
 BACKENDS: list[Backend] = [OneDNN(), Tiled()]
 REFERENCE = "reference"
+Note = Callable[[str, str, dict[str, str]], None]  # operator, backend, reasons of the others
 
 # Of the process, not of a thread: autograd computes checkpointed blocks again in threads of its own.
 _asked: str | None = os.environ.get("WBMM_BACKEND") or None
 _said: set[tuple[str, str]] = set()
-_watcher: Callable[[str, str, dict[str, str]], None] | None = None
+_watcher: Note | None = None
 
 
 @contextmanager
@@ -56,7 +57,7 @@ def use_backend(name: str | None) -> Iterator[None]:
 
 
 @contextmanager
-def watch(note: Callable[[str, str, dict[str, str]], None]) -> Iterator[None]:
+def watch(note: Note) -> Iterator[None]:
     """Calls `note(operator, backend, reasons)` at each choice; the reasons are those of the backends not taken."""
     global _watcher
     before, _watcher = _watcher, note
@@ -76,18 +77,35 @@ def _find(name: str | None) -> Backend | None:
     return known[name]
 
 
-def _refuse(why: str) -> None:
-    """Nothing but the reference can run this: an error where another one was asked for."""
-    if _asked is not None and _asked != REFERENCE:
-        raise ValueError(f"backend {_asked!r} cannot run: {why}")
+def _named(operator: str) -> Backend | None:
+    """The backend that was asked for by name, if it has the operator."""
+    backend = _find(_asked)
+    return backend if backend is not None and operator in backend.operators else None
+
+
+def _refuse(operator: str, why: str) -> None:
+    """An error if a backend was asked for that has the operator: this call is not for it."""
+    backend = None if _asked is None else _named(operator)
+    if backend is not None:
+        raise ValueError(f"backend {backend.name!r} cannot compute {operator}: {why}")
 
 
 def choose(call: Call) -> Backend | None:
     """Who computes a call; None for the reference."""
+    if _asked is None:
+        chosen = _first(call)
+    else:
+        chosen = _named(call.operator)
+        why = None if chosen is None else chosen.can_run(call)
+        if why is not None:
+            _refuse(call.operator, why)
     if _watcher is not None:
-        return _choose_and_tell(call)
-    if _asked is not None:
-        return _named(call)
+        _tell(call, chosen, _watcher)
+    return chosen
+
+
+def _first(call: Call) -> Backend | None:
+    """The first backend that can run a call, and that no other is better for."""
     for backend in BACKENDS:
         if call.operator not in backend.operators:
             continue
@@ -100,24 +118,8 @@ def choose(call: Call) -> Backend | None:
     return None
 
 
-def _named(call: Call) -> Backend | None:
-    backend = _find(_asked)
-    if backend is None or call.operator not in backend.operators:
-        return None
-    why = backend.can_run(call)
-    if why is not None:
-        raise ValueError(f"backend {backend.name!r} cannot compute {call.operator}: {why}")
-    return backend
-
-
-def _choose_and_tell(call: Call) -> Backend | None:
-    """`choose` with the reasons of all the others."""
-    global _watcher
-    note, _watcher = _watcher, None
-    try:
-        chosen = choose(call)
-    finally:
-        _watcher = note
+def _tell(call: Call, chosen: Backend | None, note: Note) -> None:
+    """Who was chosen, and why the others were not."""
     reasons = {}
     for backend in BACKENDS:
         if backend is not chosen:
@@ -125,7 +127,15 @@ def _choose_and_tell(call: Call) -> Backend | None:
             why = backend.can_run(call) or backend.better_elsewhere(call) if has else f"it has no {call.operator}"
             reasons[backend.name] = why or "it comes later in the list"
     note(call.operator, REFERENCE if chosen is None else chosen.name, reasons)
-    return chosen
+
+
+def _pick(operator: str, why: str | None, x: Tensor, weights: tuple[Tensor, ...]) -> tuple[Backend | None, bool]:
+    """Who computes an operator, None for the reference; and whether with gradients. `why` is an obstacle to all."""
+    if why is not None:
+        _refuse(operator, why)
+        return None, False
+    grad = wants_grad(x, *weights)
+    return choose(Call(operator, x, weights, grad)), grad
 
 
 def windowed(
@@ -141,7 +151,7 @@ def windowed(
     """As `reference.windowed`; `kept` is where what is made of the tables may stay in inference."""
     why = obstacle(x, *tables)
     if why is not None:
-        _refuse(why)
+        _refuse("windowed", why)
         if torch.compiler.is_exporting() and any(isinstance(side, torch.SymInt) for side in x.shape[-2:]):
             matrix = expand(tables, window, index)
             return reference.opaque_product(x, matrix, list(window), bias, shortcuts, padding_mode)
@@ -179,21 +189,18 @@ def gated_ffn(
 
     A backend reads the weights of `fc1`, `grn` and `fc2` only if those modules are exactly what was built.
     """
-    why = obstacle(x) or reads_as_built(
+    why = obstacle(x) or changed_module(
         fc1=(fc1, nn.Linear), grn=(grn, reference.GlobalResponseNorm), fc2=(fc2, nn.Linear)
     )
+    weights = ()
     if why is None:
         gamma, beta, eps = (grn[0], None, grn[1]) if type(grn) is tuple else (grn.gamma, grn.beta, grn.eps)
-        weights = [fc1.weight, fc1.bias, gamma, beta, fc2.weight, fc2.bias, gate, scale, shortcut]
-        weights = tuple(weight for weight in weights if weight is not None)
-        why = unusual(*weights)
-    if why is not None:
-        _refuse(why)
-    else:
-        grad = wants_grad(x, *weights)
-        backend = choose(Call("gated_ffn", x, weights, grad))
-        if backend is not None:
-            return backend.gated_ffn(x, fc1, (gamma, beta, eps), fc2, gate, norm, scale, shortcut, grad, kept)
+        given = (fc1.weight, fc1.bias, gamma, beta, fc2.weight, fc2.bias, gate, scale, shortcut)
+        weights = tuple(weight for weight in given if weight is not None)
+        why = unusual_tensor(*weights)
+    backend, grad = _pick("gated_ffn", why, x, weights)
+    if backend is not None:
+        return backend.gated_ffn(x, fc1, (gamma, beta, eps), fc2, gate, norm, scale, shortcut, grad, kept)
     if type(grn) is tuple:
         grn = partial(reference.grn, gamma=grn[0], beta=None, eps=grn[1])
     return reference.gated_ffn(x, fc1, grn, fc2, gate, norm, scale, shortcut)
@@ -211,14 +218,9 @@ def conv2d(
 ) -> Tensor:
     """`F.conv2d`; `kept` is where the packed weight may stay in inference."""
     weights = (weight,) if bias is None else (weight, bias)
-    why = obstacle(x, *weights)
-    if why is not None:
-        _refuse(why)
-    else:
-        grad = wants_grad(x, *weights)
-        backend = choose(Call("conv2d", x, weights, grad))
-        if backend is not None:
-            return backend.conv2d(x, weight, bias, stride, padding, dilation, groups, grad, kept)
+    backend, grad = _pick("conv2d", obstacle(x, *weights), x, weights)
+    if backend is not None:
+        return backend.conv2d(x, weight, bias, stride, padding, dilation, groups, grad, kept)
     return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
 
 

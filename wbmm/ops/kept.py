@@ -32,6 +32,13 @@ def _samples(weight: Tensor) -> Callable[[], bool]:
     return _whole(in_memory.view(-1)[:: weight.numel() // SAMPLES + 1])
 
 
+def _wait(ready: torch.cuda.Event, value: Tensor) -> None:
+    """Has the current stream wait until a value is there; another stream may be building it."""
+    stream = torch.cuda.current_stream(value.device)
+    stream.wait_event(ready)
+    value.record_stream(stream)  # or its memory could be given away while this stream still reads it
+
+
 class Kept(nn.Module):
     """Values made from a layer's weights, each under a name. A child of the layer, without state and never called.
 
@@ -39,6 +46,8 @@ class Kept(nn.Module):
     hooks do) leaves the counter alone, so on a CPU, where it costs microseconds, contents are compared as well: tables
     whole, the large weights of linears and convolutions in some entries, so that a change of single entries of theirs
     is seen after the next `train()` or `eval()`. On a GPU that would wait for the device at every layer.
+
+    On a GPU other streams wait for what one stream builds, and nothing is kept while a graph is captured.
 
     `train()`, `eval()` and moves of the layer drop everything, as do copies and pickles. In train mode nothing is kept.
     """
@@ -54,14 +63,21 @@ class Kept(nn.Module):
         """
         if self.training:
             return build()
+        on_cuda = weights[0].device.type == "cuda"
         key = tuple(map(_key, weights))
         entry = self._entries.get(name)  # read once: replicas of nn.DataParallel share this object between threads
         if entry is not None and entry[0] == key and all(same() for same in entry[2]):
+            if on_cuda:
+                _wait(entry[4], entry[3])
             return entry[3]
         value = build()
+        if on_cuda and torch.cuda.is_current_stream_capturing():
+            return value  # it lies in the memory of the graph that is captured, which is written anew at every replay
         held = [weight.detach() for weight in weights]  # or another tensor could come to lie at the same address
         guard = _samples if sampled else _whole
-        self._entries[name] = (key, held, [guard(weight) for weight in held if weight.device.type == "cpu"], value)
+        same = [guard(weight) for weight in held if weight.device.type == "cpu"]
+        ready = torch.cuda.current_stream(weights[0].device).record_event() if on_cuda else None
+        self._entries[name] = (key, held, same, value, ready)
         return value
 
     def is_empty(self) -> bool:

@@ -14,7 +14,7 @@ from .kept import Kept
 from .tables import expand, relative_index, scales_of
 from .windows import PADDING_MODES
 
-__all__ = ["GatedFFN", "PackedConv2d", "Windowed"]
+__all__ = ["GatedFFN", "PackedConv2d", "WindowLayer"]
 
 # Leaves for fx wherever it starts; `dispatch.py` says so to timm's and torchvision's tracers.
 torch.fx.wrap("windowed")
@@ -25,13 +25,16 @@ torch.fx.wrap("conv2d")
 LARGEST_INDEX = 1024
 
 
-class Windowed(nn.Module):
-    """A layer of windows, with the index of its tables as constants of what is exported."""
+class WindowLayer(nn.Module):
+    """A layer of windows. Subclasses give `tables()`; their index is among the constants of what is exported."""
 
-    def __init__(self, window: tuple[int, int], padding_mode: str = "zeros", tables: int = 1, device=None) -> None:
+    def __init__(
+        self, dim: int, window: tuple[int, int], padding_mode: str = "zeros", tables: int = 1, device=None
+    ) -> None:
         super().__init__()
         if padding_mode not in PADDING_MODES:
             raise ValueError(f"padding_mode {padding_mode!r}: expected one of {', '.join(PADDING_MODES)}")
+        self.dim = dim
         self.window = window
         self.padding_mode = padding_mode
         scales = scales_of(tables, window) if window[0] * window[1] <= LARGEST_INDEX else ()
@@ -54,10 +57,14 @@ class Windowed(nn.Module):
         """What the matrix is made of, as `reference.windowed` takes it."""
         raise NotImplementedError
 
+    def build_matrix(self) -> Tensor:
+        """`[C, d, d]` from the tables."""
+        return expand(self.tables(), self.window, self.indices())
+
     def matrix(self) -> Tensor:
-        """`[C, d, d]`, kept in inference."""
+        """The same, kept in inference."""
         if torch.jit.is_scripting():
-            return expand(self.tables(), self.window, self.indices())
+            return self.build_matrix()
         else:  # noqa: RET505  what is scripted must stand in the other branch
             return kept_matrix(self.tables(), self.window, self.indices(), self.kept)
 
@@ -70,6 +77,9 @@ class Windowed(nn.Module):
         else:  # noqa: RET505  what is scripted must stand in the other branch
             kept = self.kept if keep else None
             return windowed(x, tables, self.window, bias, shortcuts, self.padding_mode, self.indices(), kept)
+
+    def extra_repr(self) -> str:
+        return f"{self.dim}, window={self.window[0]}x{self.window[1]}, padding_mode={self.padding_mode}"
 
 
 class GatedFFN(nn.Module):

@@ -46,6 +46,8 @@ def windowed(
         `[B, C, H, W]`, in the memory format of `x`.
     """
     batch, _, height, width = x.shape
+    if not torch.jit.is_scripting():
+        x = to_autocast_type(x)  # once, and before it is cut: the product would convert each use of the windows
     matrix = expand(tables, window, index)
     windows = partition_windows(pad_to_windows(x, window, padding_mode), window)
     if shortcuts > 0:
@@ -54,9 +56,19 @@ def windowed(
     elif bias is not None:
         out = torch.baddbmm(bias[:, None, None], windows, matrix)
     else:
-        # Not bmm, which on a CPU is fifty times slower for a single window.
-        out = torch.baddbmm(matrix[:, :1, :1], windows, matrix, beta=0)
+        # Not bmm, which on a CPU is fifty times slower for a single window. What is added zero times needs no gradient.
+        out = torch.baddbmm(windows[:, :1, :1].detach(), windows, matrix, beta=0)
     return merge_windows(out, (batch, height, width), window, is_channels_last(x))
+
+
+def to_autocast_type(x: Tensor) -> Tensor:
+    """What autocast would convert, converted; it leaves float64 alone. A compiler merges conversions by itself."""
+    if torch.compiler.is_compiling():
+        return x
+    device = x.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
+        return x.to(torch.get_autocast_dtype(device))
+    return x
 
 
 def gated_ffn(
@@ -100,9 +112,12 @@ def finish(out: Tensor, scale: Tensor | None, shortcut: Tensor | None) -> Tensor
 
 
 def grn(x: Tensor, gamma: Tensor, beta: Tensor | None, eps: float) -> Tensor:
-    """Global response normalisation, `x * (1 + gamma * N(x)) + beta` on `[B, H, W, C]`."""
-    scale = 1 + gamma * response_norm(x, eps)
-    return x * scale if beta is None else torch.addcmul(beta, x, scale)
+    """Global response normalisation, `x * (1 + gamma * N(x)) + beta` on `[B, H, W, C]`, in the dtype of x.
+
+    Under autocast gamma and beta are float32, and would promote x, the widest tensor of a block.
+    """
+    scale = (1 + gamma * response_norm(x, eps)).to(x.dtype)
+    return x * scale if beta is None else torch.addcmul(beta.to(x.dtype), x, scale)
 
 
 class GlobalResponseNorm(nn.Module):

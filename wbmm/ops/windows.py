@@ -83,7 +83,10 @@ def partition_windows(x: Tensor, window: Window) -> Tensor:
     wh, ww = window
     batch, channels, height, width = x.shape
     nh, nw = height // wh, width // ww
-    x = x.reshape(batch, channels, nh, wh, nw, ww).permute(1, 0, 2, 4, 3, 5)
+    if is_eager(x) and is_channels_last(x):  # the same windows by the NHWC view, so that the gradient is NHWC too
+        x = x.permute(0, 2, 3, 1).reshape(batch, nh, wh, nw, ww, channels).permute(5, 0, 1, 3, 2, 4)
+    else:
+        x = x.reshape(batch, channels, nh, wh, nw, ww).permute(1, 0, 2, 4, 3, 5)
     # With a single window the reshape is a view, whose strides send a batched product to a loop over channels.
     return x.reshape(channels, batch * nh * nw, wh * ww).contiguous()
 

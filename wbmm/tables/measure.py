@@ -11,13 +11,13 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from wbmm.bench.forms import TrainingStep
+from wbmm.bench.candidates import TrainingStep
 from wbmm.layers.depthwise import find_implicit_gemm
 from wbmm.models.fuse import fuse
 from wbmm.models.profile import build_on_meta, count_macs, count_params
+from wbmm.paper_tables import Row, Table
 from wbmm.timing import Timing, time_interleaved
 
-from .rows import Row, Table
 from .small import Small
 
 __all__ = [

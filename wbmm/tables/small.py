@@ -6,13 +6,11 @@ from pathlib import Path
 from statistics import mean
 
 from wbmm.bench.compare import Entry, compare
-from wbmm.train.report import RunFacts
-
-from .rows import Row
+from wbmm.config_files import SMALL_RECIPES, find_config
+from wbmm.paper_tables import Row
+from wbmm.train.runs import RunFacts
 
 __all__ = ["Small", "find_recipe", "train_small"]
-
-RECIPES = Path("configs/ablations")
 
 
 @dataclass(frozen=True)
@@ -41,15 +39,13 @@ class Small:
 
 
 def find_recipe(name: str) -> Path:
-    """A YAML file, or the base of the rows' files under `configs/ablations/<name>` in the checkout."""
-    path = Path(name) if name.endswith((".yaml", ".yml")) else RECIPES / name / "_base.yaml"
-    if not path.is_file():
-        known = sorted(base.parent.name for base in RECIPES.glob("*/_base.yaml"))
-        expected = f"one of {', '.join(known)}" if known else "to run in the checkout (configs/ablations is not here)"
+    """The file of a small recipe, e.g. of `fashion_mnist`, or any other training configuration."""
+    try:
+        return find_config(SMALL_RECIPES.get(name, name))
+    except ValueError as error:
         raise ValueError(
-            f"no recipe {name!r} ({path} is not there): expected {expected}, or a YAML file such as configs/digits.yaml"
-        )
-    return path
+            f"no recipe {name!r}: expected {', '.join(SMALL_RECIPES)} or a training configuration ({error})"
+        ) from None
 
 
 def train_small(

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import torch
 
-import wbmm  # noqa: F401  (registers the models)
+import wbmm.models  # noqa: F401  (registers them)
 from wbmm.machine import check_device
-from wbmm.train.report import RunFacts
+from wbmm.paper_tables import Row, get_table, load_tables
+from wbmm.train.runs import RunFacts
 
 from .measure import Costs, Measured, can_run, count_costs, measure_inference, measure_training
 from .page import check_pages, csv_text, markdown_text, write_pages
-from .rows import Row, get_table, load_tables
 from .small import find_recipe, train_small
 
 EXAMPLE = "wbmm table cross-operator --train fashion_mnist --seeds 2"
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=15, help="measured rounds, all rows in each (default: 15)")
     parser.add_argument("--device", default="cpu", help="where speed is measured (default: cpu)")
     parser.add_argument(
-        "--train", metavar="RECIPE", help="train the rows small: fashion_mnist (in the checkout), or a YAML file"
+        "--train", metavar="RECIPE", help="train the rows small: fashion_mnist, or a training configuration"
     )
     parser.add_argument("--epochs", type=int, help="of the small recipe, in place of its own")
     parser.add_argument("--seeds", type=int, help="runs of each row, from seed 0 (default: 2)")
@@ -80,13 +80,12 @@ def _again(old: dict[str, str], rows: list[Row], args: argparse.Namespace) -> bo
 
 def _train(args: argparse.Namespace, measured: Measured, recipe: Path) -> bool:
     """Fills in the small recipe's runs; False if a signal stopped them."""
-    name = recipe.parent.name if recipe.stem == "_base" else recipe.stem
-    folder = args.runs or Path("runs/ablations") / name / measured.table.name
+    folder = args.runs or Path("runs/ablations") / Path(args.train).stem / measured.table.name
     overrides = [*args.set, *([f"schedule.epochs={args.epochs}"] if args.epochs else [])]
     found = train_small(measured.rows, recipe, args.seeds or 2, folder, overrides)
     if found is None:
         return False
-    measured.small, measured.recipe = found, recipe.as_posix()
+    measured.small, measured.recipe = found, args.train
     measured.small_costs = {
         row.id: _small_costs(row, found[row.id].runs[0]) for row in measured.rows if row.id in found
     }

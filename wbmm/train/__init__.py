@@ -1,1 +1,1 @@
-"""Training, from one CPU to many nodes. `wbmm.train.run.fit(load_config(path))` is a whole run."""
+"""Training, from one CPU to many nodes. `wbmm.train.fit.fit(load_config(path))` is a whole run."""

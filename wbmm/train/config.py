@@ -12,11 +12,14 @@ from typing import Any
 
 import yaml
 
-from wbmm.data.config import PATH, AugmentConfig, DataConfig, MixConfig, check_reader_args
-from wbmm.fields import Choice, Items, Plain, Range, Text, show, takes
+from wbmm.config_files import resolve_config
+from wbmm.data.settings import PATH, AugmentConfig, DataConfig, MixConfig, check_reader_args
+from wbmm.fields import Choice, Range, Text, show, takes
+from wbmm.text import first_line
 
 from .batch import scale_lr
-from .known import MODELS, OPTIMIZERS, check_model, optimizer_options
+from .model import ModelConfig, check_model
+from .optim import MOST_EPOCHS, OptimConfig, ScheduleConfig, optimizer_options
 
 __all__ = [
     "TrainConfig",
@@ -27,46 +30,10 @@ __all__ = [
     "to_yaml",
 ]
 
-
 SEEDS = Range(0, 2**63 - 1)  # what the order of the data is hashed from
-MOST_EPOCHS, MOST_STEPS, MOST_MINUTES = 100_000, 10**9, 10_000.0
-
+MOST_STEPS, MOST_MINUTES = 10**9, 10_000.0
 MOST_VALUES, DEEPEST = 10_000, 20  # in a file; aliases could make it endless
 WRITTEN_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
-
-
-@dataclass
-class ModelConfig:
-    name: str = takes("wbmm_t", MODELS)
-    args: dict = takes({}, Plain())  # keyword arguments of timm.create_model
-    drop_path: float = takes(0.0, Range(0.0, 1.0, "[)"))
-    grad_checkpointing: bool = False
-    freeze: list[str] = takes([], Items(0, 1000, Text()))  # prefixes of parameter names, e.g. ["stem", "stages.0"]
-    bn_eval: bool = False  # batch norm uses, and keeps, its running statistics while training
-    channels_last: bool = True
-    compile: bool = False
-    sync_bn: bool = False
-
-
-@dataclass
-class OptimConfig:
-    name: str = takes("adamw", OPTIMIZERS)
-    lr: float = takes(4e-3, Range(0.0, 1000.0, "(]"))
-    lr_batch: int = takes(4096, Range(1, 2**20))  # `lr` is for this global batch and scales linearly with the real one
-    weight_decay: float = takes(0.05, Range(0.0, 100.0))
-    betas: list[float] = takes([0.9, 0.999], Items(2, 3, Range(0.0, 1.0, "[)")))
-    eps: float = takes(1e-8, Range(0.0, 1.0, "(]"))
-    layer_decay: float | None = takes(None, Range(0.0, 1.0, "(]"))
-    clip_grad: float | None = takes(None, Range(0.0, 1e6, "(]"))
-
-
-@dataclass
-class ScheduleConfig:
-    name: str = takes("cosine", Choice("cosine", "tanh", "step", "multistep", "poly"))
-    epochs: int = takes(300, Range(1, MOST_EPOCHS))
-    warmup_epochs: float = takes(5.0, Range(0.0, MOST_EPOCHS))
-    min_lr: float = takes(1e-6, Range(0.0, 1000.0))
-    warmup_lr: float = takes(1e-6, Range(0.0, 1000.0))
 
 
 @dataclass
@@ -78,7 +45,7 @@ class EmaConfig:
 @dataclass
 class LogConfig:
     every: int = takes(50, Range(1, MOST_STEPS))  # optimiser steps
-    tensorboard: bool = True
+    tensorboard: bool | None = None  # null: if it is installed
     wandb: bool = False
     wandb_project: str = takes("wbmm", Text(128, r"[^/\\#?%:]+", "a name without / \\ # ? % :"))
     name: str | None = takes(None, Text(200, r"(?!\.{1,2}$)[^/\\]+", "the name of a folder, without / or \\"))
@@ -121,10 +88,12 @@ class TrainConfig:
 def load_config(path: str | Path, overrides: typing.Sequence[str] = ()) -> TrainConfig:
     """Reads a YAML file and the files it inherits from (`base: relative.yaml`), then applies `key=value` overrides.
 
+    `path` may also be a name in the project's configs or a row of a table: see `wbmm.config_files`.
     All that can be told to be wrong without the data is an error here: one line that names the key.
     """
-    path = Path(path)
-    config = config_from_dict(_merge(_read(path), _parse_overrides(overrides)), where=str(path))
+    path, changes = resolve_config(path)
+    values = _merge(_merge(_read(path), changes), _parse_overrides(overrides))
+    config = config_from_dict(values, where=str(path))
     config.out = config.out.replace("<name>", config.log.name or path.stem)
     _expand_home(config)
     _check_out(config.out)
@@ -201,7 +170,7 @@ def _parse(text: str, what: str) -> Any:
     except Exception as error:  # PyYAML meets a wrong tag (`!!bool x`) with KeyError, AttributeError, ...
         mark = getattr(error, "problem_mark", None)
         place = f"line {mark.line + 1}: " if mark else ""
-        problem = getattr(error, "problem", None) or (str(error).splitlines() or [type(error).__name__])[0]
+        problem = getattr(error, "problem", None) or first_line(error)
         raise ValueError(f"{what} is not valid YAML: {place}{problem}") from error
     left, level = MOST_VALUES, [value]
     for _ in range(DEEPEST):

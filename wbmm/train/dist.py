@@ -52,6 +52,12 @@ def _pick_device(name: str, local_rank: int) -> torch.device:
         raise ValueError(f"device {name!r} is not supported; valid: auto, cpu, cuda, cuda:0")
     if device.type == "cpu":
         return device
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    if device.index is not None and processes > 1:
+        raise ValueError(
+            f"device {name!r} would put all {processes} processes of this node on one GPU: use device=cuda, with which "
+            "each takes its own"
+        )
     if not torch.cuda.is_available():
         raise ValueError(f"device {name!r} was asked for, but torch finds no CUDA device here; use device=cpu")
     device = torch.device("cuda", local_rank if device.index is None else device.index)

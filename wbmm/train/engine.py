@@ -15,17 +15,18 @@ from torch import Tensor
 
 from wbmm.data.mix import BatchMixer
 from wbmm.data.order import hash64
-from wbmm.train.checkpoint import Position
+from wbmm.text import some
 
 from . import checkpoint
 from .batch import BatchPlan
+from .checkpoint import Position
 from .config import TrainConfig, to_dict
 from .dist import World, all_sum, gather_objects
-from .evaluate import evaluate
 from .guard import MARKER, BufferSnapshot, StopSignal, nonfinite_gradients, nonfinite_layers, write_marker
-from .loaders import Data
 from .log import Clock, RunLogger, memory_mb, writing
-from .optim import set_train_mode
+from .model import set_train_mode
+from .sets import Data
+from .validate import validate
 
 __all__ = ["Run", "train"]
 
@@ -36,7 +37,7 @@ AMP_DTYPES = {"none": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass
 class Run:
-    """Everything that a run is made of, built by `wbmm.train.run`."""
+    """Everything that a run is made of, built by `wbmm.train.fit`."""
 
     config: TrainConfig
     world: World
@@ -54,6 +55,8 @@ class Run:
     position: Position = field(default_factory=Position)
     criterion: nn.Module = field(default_factory=SoftTargetCrossEntropy)
     saved_at: float = 0.0  # when the last checkpoint was written, or training began
+    before_step: BufferSnapshot | None = None  # made when training begins
+    after_forward: BufferSnapshot | None = None  # with activation checkpointing alone
 
     @property
     def out(self) -> Path:
@@ -75,6 +78,8 @@ class Run:
 def train(run: Run) -> str:
     """Trains from the run's position to the end, or to a signal; returns `finished` or `stopped`."""
     run.stop.saves, run.saved_at = True, time.monotonic()
+    run.before_step = BufferSnapshot(run.model)
+    run.after_forward = BufferSnapshot(run.model) if run.config.model.grad_checkpointing else None
     try:
         return train_epochs(run)
     finally:
@@ -135,7 +140,7 @@ def train_step(run: Run, micro_batches: list[tuple[Tensor, Tensor]]) -> tuple[fl
     step, world = run.position.step, run.world
     torch.manual_seed(int(hash64(run.config.seed, STEP_RANDOMNESS, step, world.rank)[0] >> 1))
     run.scheduler.step_update(step)
-    buffers = BufferSnapshot(run.model)
+    run.before_step.take()
     losses = []
     for micro, batch in enumerate(micro_batches):
         images, targets = prepare(run, batch, micro)
@@ -144,11 +149,15 @@ def train_step(run: Run, micro_batches: list[tuple[Tensor, Tensor]]) -> tuple[fl
             loss = forward(run, images, targets) / len(micro_batches)
             backward(run, loss)
         losses.append(loss.detach())
-    loss, stop = all_sum([torch.stack(losses).sum() / world.size, run.stop.name is not None], world)
-    if update(run, math.isfinite(loss)):
+    run.scaler.unscale_(run.optimizer)
+    parameters = [parameter for parameter in run.model.parameters() if parameter.grad is not None]
+    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
+    # The only point of a step at which the host waits for the device, but for the loss scaler of fp16.
+    loss, norms, stop = all_sum([torch.stack(losses).sum() / world.size, norm, run.stop.name is not None], world)
+    if update(run, parameters, norm, math.isfinite(loss), math.isfinite(norms)):
         run.position.skips = 0
     else:
-        buffers.restore()
+        run.before_step.restore()
         worst = next((micro for micro, loss in enumerate(losses) if not torch.isfinite(loss)), 0)
         skip(run, loss, micro_batches[worst], worst)
     run.optimizer.zero_grad(set_to_none=True)
@@ -174,19 +183,17 @@ def forward(run: Run, images: Tensor, targets: Tensor) -> Tensor:
 
 def backward(run: Run, loss: Tensor):
     """Computes the gradients; with activation checkpointing the blocks run again, which must not count twice."""
-    statistics = BufferSnapshot(run.model) if run.config.model.grad_checkpointing else None
+    if run.after_forward is not None:
+        run.after_forward.take()
     run.scaler.scale(loss).backward()
-    if statistics is not None:
-        statistics.restore()
+    if run.after_forward is not None:
+        run.after_forward.restore()
 
 
-def update(run: Run, finite: bool) -> bool:
+def update(run: Run, parameters: list[nn.Parameter], norm: Tensor, finite: bool, finite_gradients: bool) -> bool:
     """Applies the gradients unless they, or the loss, are not finite; returns whether all was well."""
     clip = run.config.optim.clip_grad
-    run.scaler.unscale_(run.optimizer)
-    parameters = [parameter for parameter in run.model.parameters() if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
-    good = finite and math.isfinite(norm.item())
+    good = finite and finite_gradients
     if good and clip is not None:
         torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
     if good:
@@ -215,19 +222,15 @@ def skip(run: Run, loss: float, batch: tuple[Tensor, Tensor], micro: int):
         found = gather_objects(nonfinite_layers(run.model, images), run.world)
     layers = list(dict.fromkeys(name for names in found for name in names))
     if layers:
-        cause = f"layers whose activations are not finite, in order: {_some(layers)}"
+        cause = f"layers whose activations are not finite, in order: {some(layers, 8)}"
     elif gradients:
-        cause = f"all activations are finite; gradients that are not: {_some(gradients)}"
+        cause = f"all activations are finite; gradients that are not: {some(gradients, 8)}"
     else:
         cause = "all activations and gradients are finite: the loss itself overflows"
     raise FloatingPointError(
         f"{where}: {what}, after {run.config.max_skips} skipped steps in a row; {cause}. "
         f"The checkpoints in {run.out} are from before this and intact."
     )
-
-
-def _some(names: list[str], count: int = 8) -> str:
-    return ", ".join(names[:count]) + (f" and {len(names) - count} more" if len(names) > count else "")
 
 
 def finish_epoch(run: Run, epochs_done: int) -> bool:
@@ -259,7 +262,7 @@ def measure(run: Run) -> dict[str, float] | None:
     for prefix, model in (("", run.model), ("ema_", run.ema.module if run.ema else None)):
         if model is None:
             continue
-        figures = evaluate(
+        figures = validate(
             model,
             run.data.val,
             run.world,

@@ -13,8 +13,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from wbmm.data.loader import SIGNALS
-
-from .log import write_text
+from wbmm.io.atomic import write_text
 
 __all__ = [
     "BufferSnapshot",
@@ -26,6 +25,10 @@ __all__ = [
     "read_marker",
     "write_marker",
 ]
+
+MARKER = "interrupted.json"
+ONE_PRESS_S = 0.5  # a launcher may pass on the Ctrl-C that the terminal has sent to all processes already
+NOTHING_TO_SAVE = "Ctrl-C: stopped; there was nothing to save"
 
 
 @contextmanager
@@ -48,11 +51,6 @@ def lock_folder(folder: Path, main: bool = True):
         except OSError:  # a file system without locks
             pass
         yield
-
-
-MARKER = "interrupted.json"
-ONE_PRESS_S = 0.5  # a launcher may pass on the Ctrl-C that the terminal has sent to all processes already
-NOTHING_TO_SAVE = "Ctrl-C: stopped; there was nothing to save"
 
 
 class StopSignal:
@@ -127,23 +125,36 @@ def clear_marker(folder: Path):
 
 class BufferSnapshot:
     """The buffers of a model, to be put back: batch-norm statistics must not keep the NaN of a skipped step, nor move
-    a second time when activation checkpointing runs a block again."""
+    a second time when activation checkpointing runs a block again.
+
+    Those in no state dict are constants and left out. The rest is copied a dtype at a time, into memory that is kept.
+    """
 
     def __init__(self, model: nn.Module):
-        self._buffers = list(model.buffers())
-        self._copies = [buffer.clone() for buffer in self._buffers]
+        saved = model.state_dict(keep_vars=True).keys()
+        groups: dict[torch.dtype, list[Tensor]] = {}
+        for name, buffer in model.named_buffers():
+            if name in saved:
+                groups.setdefault(buffer.dtype, []).append(buffer)
+        self._groups = [(buffers, [buffer.clone() for buffer in buffers]) for buffers in groups.values()]
 
     @torch.no_grad()
-    def restore(self):
-        for buffer, copy in zip(self._buffers, self._copies, strict=True):
-            buffer.copy_(copy)
+    def take(self) -> None:
+        for buffers, copies in self._groups:
+            torch._foreach_copy_(copies, buffers)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for buffers, copies in self._groups:
+            torch._foreach_copy_(buffers, copies)
 
 
 @torch.no_grad()
 def nonfinite_layers(model: nn.Module, images: Tensor) -> list[str]:
-    """Runs a forward pass and names the layers whose output is not finite, in the order they ran."""
-    if not torch.isfinite(images).all():
-        return ["the input images"]
+    """Runs a forward pass and names the layers whose output is not finite, in the order they ran.
+
+    It runs on every process, whatever its images are: layers such as SyncBatchNorm wait for the other processes.
+    """
     names: list[str] = []
 
     def watch(name: str):
@@ -161,7 +172,7 @@ def nonfinite_layers(model: nn.Module, images: Tensor) -> list[str]:
     finally:
         for handle in handles:
             handle.remove()
-    return names
+    return names if torch.isfinite(images).all() else ["the input images"]
 
 
 def nonfinite_gradients(model: nn.Module) -> list[str]:

@@ -1,7 +1,6 @@
-"""Logging of a run by its first process: console, metrics.jsonl, TensorBoard, Weights & Biases."""
+"""Where the figures of a run go, from its first process: metrics.jsonl, the console, TensorBoard, Weights & Biases."""
 
 import json
-import os
 import resource
 import secrets
 import shutil
@@ -15,302 +14,28 @@ from pathlib import Path
 
 import torch
 
+from wbmm.io.atomic import write_text
+
 from .config import TrainConfig, to_dict, to_yaml
+from .console import is_installed, make_console
 
 __all__ = [
-    "FILE",
+    "METRICS_FILE",
     "STATUS_FILE",
-    "BarConsole",
     "Clock",
     "MetricsFile",
-    "PlainConsole",
     "RunLogger",
     "TensorBoard",
     "WeightsAndBiases",
-    "duration",
-    "make_console",
     "memory_mb",
     "read_metrics",
-    "replacing",
-    "train_line",
     "working_seconds",
-    "write_text",
     "writing",
 ]
 
-FILE = "metrics.jsonl"
-BREAK_S = 600  # without `seconds`: two records further apart than this are not one stretch of training
-
-
-def read_metrics(run_dir: str | Path) -> list[dict]:
-    """The records of a run. A line cut short by a crash is left out."""
-    path = Path(run_dir) / FILE
-    if not path.is_file():
-        raise ValueError(f"no {FILE} in {run_dir}: not the folder of a run")
-    records = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            records.append(json.loads(line))
-        except json.JSONDecodeError:
-            continue
-    return [record for record in records if isinstance(record, dict) and "step" in record]
-
-
-def working_seconds(records: list[dict]) -> float:
-    """The time spent in training up to the last record, without the time between sittings.
-
-    Each record says so in `seconds`. Those of older versions hold the time of day alone, from which it is guessed.
-    """
-    if records and "seconds" in records[-1]:
-        return records[-1]["seconds"]
-    gaps = (after - before for before, after in pairwise(record["time"] for record in records if "time" in record))
-    return sum(gap for gap in gaps if gap < BREAK_S)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[Path]:
-    """A name to write to; the file takes the place of `path` at once when the block ends well, and vanishes if not."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        yield temporary
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Replaces a file at once: a crash leaves the old one or the new one."""
-    with replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Turns a full disk, and any other error in writing a run's file, into one line that says how to go on."""
-    try:
-        yield
-    except OSError as error:
-        room = ""
-        with suppress(OSError):
-            room = f" ({shutil.disk_usage(path.parent).free / 2**20:,.0f} MB free on that disk)"
-        raise ValueError(
-            f"cannot write {path}: {error.strerror or error}{room}. What was saved before is intact: "
-            "make room, then continue with resume=auto"
-        ) from error
-
-
-class MetricsFile:
-    """Appends records; on resume it first drops those after the step that the run restarts from.
-
-    A new run in a folder that has metrics keeps the old ones as `metrics.old.jsonl`.
-
-    Attributes:
-        kept: The records from before the resumed step.
-    """
-
-    def __init__(self, out: Path, resumed_step: int | None):
-        path = out / FILE
-        self.kept: list[dict] = []
-        if path.exists() and resumed_step is None:
-            path.replace(out / "metrics.old.jsonl")
-        elif path.exists():
-            self.kept = [record for record in read_metrics(out) if record["step"] <= resumed_step]
-            write_text(path, "".join(f"{json.dumps(record)}\n" for record in self.kept))
-        self._file = path.open("a", encoding="utf-8")
-
-    def write(self, record: dict) -> None:
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class Clock:
-    """Measures the steps since the last reading."""
-
-    def __init__(self):
-        self._reset()
-
-    def _reset(self):
-        self._start, self._waited, self.steps = time.perf_counter(), 0.0, 0
-
-    @contextmanager
-    def waiting(self):
-        start = time.perf_counter()
-        yield
-        self._waited += time.perf_counter() - start
-
-    def read(self) -> tuple[float, float]:
-        """Seconds a step and the share of them spent waiting for data; starts a new measurement."""
-        elapsed = max(time.perf_counter() - self._start, 1e-9)
-        seconds, share = elapsed / max(self.steps, 1), self._waited / elapsed
-        self._reset()
-        return seconds, share
-
-
-def memory_mb(device: torch.device) -> float:
-    """The peak so far: of the device's allocator on CUDA, of the process on the CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-
-
-def make_console(epochs: int, stream=None):
-    stream = stream or sys.stderr
-    return BarConsole(epochs, stream) if stream.isatty() else PlainConsole(epochs, stream)
-
-
-def duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(max(seconds, 0)), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    return f"{days}d {hours:02d}:{minutes:02d}:{seconds:02d}" if days else f"{hours}:{minutes:02d}:{seconds:02d}"
-
-
-def train_line(record: dict) -> str:
-    return (
-        f"loss {record['loss']:.4f}  lr {record['lr']:.2e}  {record['images_per_s']:,.0f} images/s  "
-        f"wait {100 * record['data_wait']:.1f}%  {record['memory_mb']:,.0f} MB  ETA {duration(record['eta_s'])}"
-    )
-
-
-def _eval_line(record: dict, names: list[str]) -> str:
-    shown = [name for name in names if not name.endswith("images")]
-    values = (f"{name} {record[name]:.4f}" if "loss" in name else f"{name} {record[name]:.2f}" for name in shown)
-    return f"epoch {record['epoch']:g}  step {record['step']}  eval  " + "  ".join(values)
-
-
-class PlainConsole:
-    """One line a report."""
-
-    def __init__(self, epochs: int, stream):
-        self.epochs, self.stream = epochs, stream
-
-    def train(self, record: dict) -> None:
-        self.message(f"epoch {record['epoch']:.2f}/{self.epochs}  step {record['step']}  {train_line(record)}")
-
-    def eval(self, record: dict, names: list[str]) -> None:
-        self.message(_eval_line(record, names))
-
-    def message(self, text: str) -> None:
-        print(text, file=self.stream, flush=True)
-
-    def close(self) -> None:
-        pass
-
-
-class BarConsole:
-    """A rich progress bar over the whole run; evaluations and messages scroll above it."""
-
-    def __init__(self, epochs: int, stream):
-        try:
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-        except ImportError as error:
-            raise ImportError("progress on a terminal needs rich: in the checkout, pip install '.[train]'") from error
-        self.epochs = epochs
-        columns = (
-            TextColumn("epoch {task.fields[epoch]:.2f}/{task.total:g}"),
-            BarColumn(bar_width=20),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[line]}", markup=False),
-        )
-        self.progress = Progress(*columns, console=Console(file=stream), auto_refresh=False)
-        self.task = self.progress.add_task("", total=epochs, epoch=0.0, line="")
-        self.progress.start()
-
-    def train(self, record: dict) -> None:
-        self.progress.update(
-            self.task, completed=record["epoch"], epoch=record["epoch"], line=train_line(record), refresh=True
-        )
-
-    def eval(self, record: dict, names: list[str]) -> None:
-        self.message(_eval_line(record, names))
-
-    def message(self, text: str) -> None:
-        self.progress.console.print(text, markup=False, highlight=False)
-        self.progress.refresh()
-
-    def close(self) -> None:
-        self.progress.stop()
-
-
-class TensorBoard:
-    """Event files in `<run>/tensorboard`; a resumed run hides what the interrupted one wrote after its step."""
-
-    def __init__(self, cfg: TrainConfig, out: Path, resumed_step: int | None):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ImportError(
-                "log.tensorboard=true needs tensorboard: pip install '.[train]', or log.tensorboard=false"
-            ) from error
-        purge = None if resumed_step is None else resumed_step + 1
-        self.folder = out / "tensorboard"
-        self._hook, threading.excepthook = threading.excepthook, self._thread_failed
-        with writing(self.folder):
-            self.writer = SummaryWriter(str(self.folder), purge_step=purge)
-            if resumed_step is None:
-                self.writer.add_text("config", f"```yaml\n{to_yaml(cfg)}```", 0)
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        with writing(self.folder):  # it writes in a thread of its own: this may be the error of a value before
-            for name, value in values.items():
-                self.writer.add_scalar(name, value, step)
-
-    def close(self, status: str) -> None:
-        try:
-            with writing(self.folder):
-                self.writer.close()
-        finally:
-            threading.excepthook = self._hook
-
-    def _thread_failed(self, failure: threading.ExceptHookArgs) -> None:
-        """Keeps the traceback of a full disk off the console: the same error comes out of the next call."""
-        ours = type(failure.thread).__module__.startswith("tensorboard.")
-        if not (ours and issubclass(failure.exc_type, OSError)):
-            self._hook(failure)
-
-
-class WeightsAndBiases:
-    """One wandb run for the life of the folder: its id is kept in `wandb-id.txt`, so resuming continues it.
-
-    Steps are a logged value, not wandb's own counter, which refuses to go back to the step of a checkpoint.
-    """
-
-    def __init__(self, cfg: TrainConfig, out: Path, resumed_step: int | None):
-        try:
-            import wandb
-        except ImportError as error:
-            raise ImportError("log.wandb=true needs wandb: in the checkout, pip install '.[wandb]'") from error
-        id_file = out / "wandb-id.txt"
-        if resumed_step is None or not id_file.is_file():
-            with writing(id_file):
-                out.mkdir(parents=True, exist_ok=True)
-                id_file.write_text(secrets.token_hex(4) + "\n")
-        self.run = wandb.init(
-            project=cfg.log.wandb_project,
-            name=cfg.log.name or out.name,
-            id=id_file.read_text().strip(),
-            resume="allow",
-            dir=str(out),
-            config=to_dict(cfg),
-        )
-        self.run.define_metric("step")
-        self.run.define_metric("*", step_metric="step")
-
-    def log(self, step: int, values: dict[str, float]) -> None:
-        self.run.log({**values, "step": step})
-
-    def close(self, status: str) -> None:
-        self.run.summary["status"] = status
-        self.run.finish(exit_code=0 if status in ("finished", "stopped") else 1)
-
-
+METRICS_FILE = "metrics.jsonl"
 STATUS_FILE = "status.json"
+BREAK_S = 600  # without `seconds`: two records further apart than this are not one stretch of training
 
 
 class RunLogger:
@@ -339,17 +64,18 @@ class RunLogger:
         if not main:
             return
         self.trackers = []
-        if cfg.log.tensorboard:
+        if cfg.log.tensorboard or (cfg.log.tensorboard is None and is_installed("tensorboard")):
             self.trackers.append(TensorBoard(cfg, self.out, resumed_step))
         if cfg.log.wandb:
             self.trackers.append(WeightsAndBiases(cfg, self.out, resumed_step))
-        with writing(self.out / FILE):
+        with writing(self.out / METRICS_FILE):
             self.out.mkdir(parents=True, exist_ok=True)
             self.metrics = MetricsFile(self.out, resumed_step)
         before = working_seconds(self.metrics.kept) if resumed_seconds is None else resumed_seconds
         self._began = time.monotonic() - before
         self.console = make_console(cfg.schedule.epochs)
         self._write_status("running")
+        self._say_what_is_left_out(cfg)
 
     @property
     def seconds(self) -> float:
@@ -401,16 +127,26 @@ class RunLogger:
             return
         with suppress(OSError):
             self.console.close()
-        with writing(self.out / FILE), ExitStack() as stack:  # each of them, whatever becomes of the others
+        with writing(self.out / METRICS_FILE), ExitStack() as stack:  # each of them, whatever becomes of the others
             for tracker in self.trackers:
                 stack.callback(tracker.close, status)
             stack.callback(self._write_status, status)
             stack.callback(self.metrics.close)
 
+    def _say_what_is_left_out(self, cfg: TrainConfig) -> None:
+        wanted = {"matplotlib": "curves.png"}
+        if cfg.log.tensorboard is None:
+            wanted["tensorboard"] = "event files"
+        if sys.stderr.isatty():
+            wanted["rich"] = "a progress bar"
+        missing = [f"{what} ({package})" for package, what in wanted.items() if not is_installed(package)]
+        if missing:
+            self.message(f"left out, as not installed: {', '.join(missing)}; pip install 'wbmm[train]' brings them")
+
     def _record(self, kind: str, step: int, epoch: float, values: dict[str, float]) -> dict:
         values = {name: float(value) for name, value in values.items()}
         record = {"kind": kind, "step": int(step), "epoch": round(float(epoch), 6), **values}
-        with writing(self.out / FILE):
+        with writing(self.out / METRICS_FILE):
             self.metrics.write({**record, "seconds": round(self.seconds, 3), "time": round(time.time(), 3)})
         for tracker in self.trackers:
             tracker.log(record["step"], {f"{kind}/{name}": value for name, value in values.items()})
@@ -420,3 +156,172 @@ class RunLogger:
     def _write_status(self, status: str) -> None:
         with writing(self.out / STATUS_FILE):
             write_text(self.out / STATUS_FILE, json.dumps({"status": status, "step": self.last_step}) + "\n")
+
+
+class MetricsFile:
+    """Appends records; on resume it first drops those after the step that the run restarts from.
+
+    A new run in a folder that has metrics keeps the old ones as `metrics.old.jsonl`.
+
+    Attributes:
+        kept: The records from before the resumed step.
+    """
+
+    def __init__(self, out: Path, resumed_step: int | None):
+        path = out / METRICS_FILE
+        self.kept: list[dict] = []
+        if path.exists() and resumed_step is None:
+            path.replace(out / "metrics.old.jsonl")
+        elif path.exists():
+            self.kept = [record for record in read_metrics(out) if record["step"] <= resumed_step]
+            write_text(path, "".join(f"{json.dumps(record)}\n" for record in self.kept))
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, record: dict) -> None:
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_metrics(run_dir: str | Path) -> list[dict]:
+    """The records of a run. A line cut short by a crash is left out."""
+    path = Path(run_dir) / METRICS_FILE
+    if not path.is_file():
+        raise ValueError(f"no {METRICS_FILE} in {run_dir}: not the folder of a run")
+    records = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            records.append(json.loads(line))
+        except json.JSONDecodeError:
+            continue
+    return [record for record in records if isinstance(record, dict) and "step" in record]
+
+
+def working_seconds(records: list[dict]) -> float:
+    """The time spent in training up to the last record, without the time between sittings.
+
+    Each record says so in `seconds`. Those of older versions hold the time of day alone, from which it is guessed.
+    """
+    if records and "seconds" in records[-1]:
+        return records[-1]["seconds"]
+    gaps = (after - before for before, after in pairwise(record["time"] for record in records if "time" in record))
+    return sum(gap for gap in gaps if gap < BREAK_S)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turns a full disk, and any other error in writing a run's file, into one line that says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        room = ""
+        with suppress(OSError):
+            room = f" ({shutil.disk_usage(path.parent).free / 2**20:,.0f} MB free on that disk)"
+        raise ValueError(
+            f"cannot write {path}: {error.strerror or error}{room}. What was saved before is intact: "
+            "make room, then continue with resume=auto"
+        ) from error
+
+
+class TensorBoard:
+    """Event files in `<run>/tensorboard`; a resumed run hides what the interrupted one wrote after its step."""
+
+    def __init__(self, cfg: TrainConfig, out: Path, resumed_step: int | None):
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError(
+                "log.tensorboard=true needs tensorboard: pip install 'wbmm[train]', or log.tensorboard=false"
+            ) from error
+        purge = None if resumed_step is None else resumed_step + 1
+        self.folder = out / "tensorboard"
+        self._hook, threading.excepthook = threading.excepthook, self._thread_failed
+        with writing(self.folder):
+            self.writer = SummaryWriter(str(self.folder), purge_step=purge)
+            if resumed_step is None:
+                self.writer.add_text("config", f"```yaml\n{to_yaml(cfg)}```", 0)
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        with writing(self.folder):  # it writes in a thread of its own: this may be the error of a value before
+            for name, value in values.items():
+                self.writer.add_scalar(name, value, step)
+
+    def close(self, status: str) -> None:
+        try:
+            with writing(self.folder):
+                self.writer.close()
+        finally:
+            threading.excepthook = self._hook
+
+    def _thread_failed(self, failure: threading.ExceptHookArgs) -> None:
+        """Keeps the traceback of a full disk off the console: the same error comes out of the next call."""
+        ours = type(failure.thread).__module__.startswith("tensorboard.")
+        if not (ours and issubclass(failure.exc_type, OSError)):
+            self._hook(failure)
+
+
+class WeightsAndBiases:
+    """One wandb run for the life of the folder: its id is kept in `wandb-id.txt`, so resuming continues it.
+
+    Steps are a logged value, not wandb's own counter, which refuses to go back to the step of a checkpoint.
+    """
+
+    def __init__(self, cfg: TrainConfig, out: Path, resumed_step: int | None):
+        try:
+            import wandb
+        except ImportError as error:
+            raise ImportError("log.wandb=true needs wandb: pip install 'wbmm[wandb]'") from error
+        id_file = out / "wandb-id.txt"
+        if resumed_step is None or not id_file.is_file():
+            with writing(id_file):
+                out.mkdir(parents=True, exist_ok=True)
+                id_file.write_text(secrets.token_hex(4) + "\n")
+        self.run = wandb.init(
+            project=cfg.log.wandb_project,
+            name=cfg.log.name or out.name,
+            id=id_file.read_text().strip(),
+            resume="allow",
+            dir=str(out),
+            config=to_dict(cfg),
+        )
+        self.run.define_metric("step")
+        self.run.define_metric("*", step_metric="step")
+
+    def log(self, step: int, values: dict[str, float]) -> None:
+        self.run.log({**values, "step": step})
+
+    def close(self, status: str) -> None:
+        self.run.summary["status"] = status
+        self.run.finish(exit_code=0 if status in ("finished", "stopped") else 1)
+
+
+class Clock:
+    """Measures the steps since the last reading."""
+
+    def __init__(self):
+        self._reset()
+
+    def _reset(self):
+        self._start, self._waited, self.steps = time.perf_counter(), 0.0, 0
+
+    @contextmanager
+    def waiting(self):
+        start = time.perf_counter()
+        yield
+        self._waited += time.perf_counter() - start
+
+    def read(self) -> tuple[float, float]:
+        """Seconds a step and the share of them spent waiting for data; starts a new measurement."""
+        elapsed = max(time.perf_counter() - self._start, 1e-9)
+        seconds, share = elapsed / max(self.steps, 1), self._waited / elapsed
+        self._reset()
+        return seconds, share
+
+
+def memory_mb(device: torch.device) -> float:
+    """The peak so far: of the device's allocator on CUDA, of the process on the CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

@@ -1,21 +1,71 @@
-"""Optimiser, schedule and freezing, from timm's factories."""
+"""Optimiser and schedule, from timm's factories."""
 
+import inspect
+from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 
 import torch.nn as nn
-from timm.optim import create_optimizer_v2, param_groups_weight_decay
+from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers, param_groups_weight_decay
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from wbmm.fields import Choice, Items, Known, Range, takes
 from wbmm.models import WBMM
 from wbmm.models.layer_groups import layer_scale
 
-from .config import OptimConfig, ScheduleConfig
-from .known import frozen_names, optimizer_options
+__all__ = ["MOST_EPOCHS", "OptimConfig", "ScheduleConfig", "build_optimizer", "build_scheduler", "optimizer_options"]
 
-__all__ = ["build_optimizer", "build_scheduler", "freeze", "set_train_mode"]
+MOST_EPOCHS = 100_000
+
+
+def _is_optimizer(name: str) -> bool:
+    try:
+        return bool(get_optimizer_info(name))
+    except ValueError:
+        return False
+
+
+OPTIMIZERS = Known("one of timm's optimisers", list_optimizers, _is_optimizer)
+
+
+@dataclass
+class OptimConfig:
+    name: str = takes("adamw", OPTIMIZERS)
+    lr: float = takes(4e-3, Range(0.0, 1000.0, "(]"))
+    lr_batch: int = takes(4096, Range(1, 2**20))  # `lr` is for this global batch and scales linearly with the real one
+    weight_decay: float = takes(0.05, Range(0.0, 100.0))
+    betas: list[float] = takes([0.9, 0.999], Items(2, 3, Range(0.0, 1.0, "[)")))
+    eps: float = takes(1e-8, Range(0.0, 1.0, "(]"))
+    layer_decay: float | None = takes(None, Range(0.0, 1.0, "(]"))
+    clip_grad: float | None = takes(None, Range(0.0, 1e6, "(]"))
+
+
+@dataclass
+class ScheduleConfig:
+    name: str = takes("cosine", Choice("cosine", "tanh", "step", "multistep", "poly"))
+    epochs: int = takes(300, Range(1, MOST_EPOCHS))
+    warmup_epochs: float = takes(5.0, Range(0.0, MOST_EPOCHS))
+    min_lr: float = takes(1e-6, Range(0.0, 1000.0))
+    warmup_lr: float = takes(1e-6, Range(0.0, 1000.0))
+
+
+def optimizer_options(name: str, betas: list[float], eps: float) -> dict:
+    """The options of this optimiser among those that not all have."""
+    if wrong := OPTIMIZERS.problem(name):
+        raise ValueError(f"optim.name {wrong}")
+    info = get_optimizer_info(name)
+    if info.second_order:
+        raise ValueError(f"optim.name {name!r} needs second derivatives, which training does not compute; e.g. adamw")
+    package = info.opt_class.partition(".")[0] if isinstance(info.opt_class, str) else None
+    if package and find_spec(package) is None:
+        raise ValueError(f"optim.name {name!r} needs the package {package}, which is not installed")
+    if info.has_betas and len(betas) != info.num_betas:
+        raise ValueError(f"optim.betas must be {info.num_betas} numbers for optim.name={name}, got {betas}")
+    # timm lists eps for one optimiser that has none (kronc), hence the look at the class
+    has_eps = info.has_eps and (package is not None or "eps" in inspect.signature(info.opt_class).parameters)
+    return ({"betas": tuple(betas)} if info.has_betas else {}) | ({"eps": eps} if has_eps else {})
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig, lr: float) -> Optimizer:
@@ -64,21 +114,3 @@ def build_scheduler(optimizer: Optimizer, config: ScheduleConfig, steps_per_epoc
     if scheduler is None:
         raise ValueError(f"schedule.name {config.name!r} is not one of timm's schedules, e.g. cosine, step, poly")
     return scheduler
-
-
-def freeze(model: nn.Module, prefixes: list[str]):
-    """Stops the training of every parameter whose name starts with one of `prefixes` (whole parts of the name)."""
-    for name in frozen_names(model, prefixes):
-        model.get_parameter(name).requires_grad_(False)
-
-
-def set_train_mode(model: nn.Module, frozen: list[str], bn_eval: bool):
-    """Train mode, but with the statistics of frozen batch norms (or of all, with `bn_eval`) kept as they are."""
-    model.train()
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and (bn_eval or any(_under(name, prefix) for prefix in frozen)):
-            module.eval()
-
-
-def _under(name: str, prefix: str) -> bool:
-    return name == prefix or name.startswith(f"{prefix}.")

@@ -17,21 +17,7 @@ test_pipeline = [
     dict(type="LoadAnnotations"),  # after Resize: labels keep their size
     dict(type="PackSegInputs"),
 ]
-tta_pipeline = [
-    dict(type="LoadImageFromFile"),
-    dict(
-        type="TestTimeAug",
-        transforms=[
-            [
-                dict(type="Resize", scale=(int(2048 * r), int(512 * r)), keep_ratio=True)
-                for r in (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)
-            ],
-            [dict(type="RandomFlip", prob=p, direction="horizontal") for p in (0.0, 1.0)],
-            [dict(type="LoadAnnotations")],
-            [dict(type="PackSegInputs")],
-        ],
-    ),
-]
+tta_ratios = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # of --tta, to the scale of the test pipeline; each with a flip
 train_dataloader = dict(
     batch_size=2,
     num_workers=4,

@@ -1,6 +1,6 @@
-"""What is exported: a model with normalisation in front, plain tensors as outputs, and some parts as single nodes.
+"""The module that is exported: a model, perhaps with normalisation in front, with some parts as single nodes.
 
-Tracing is several times faster so, and what a file computes there is ours to choose (`translate.py`).
+With single nodes tracing is several times faster, and we choose what a file computes there (`to_onnx.py`).
 """
 
 from collections.abc import Sequence

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,20 +9,24 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from wbmm.deploy.runtime import need, open_runner
-from wbmm.io.atomic import atomic_path, check_target
+from wbmm.deploy.packages import need
+from wbmm.deploy.runtime import open_runner
+from wbmm.io.atomic import atomic_model_path, check_model_target
 from wbmm.io.card import ModelCard, card_of, form_of
+from wbmm.io.files import file_size
 from wbmm.layers import DenseWBMM2d
-from wbmm.layers.window import WindowLayer
 from wbmm.machine import versions
 from wbmm.models.fuse import fuse
+from wbmm.ops.modules import WindowLayer
+from wbmm.text import first_line
 
-from . import to_onnx, to_openvino, to_torchexport
-from . import to_openvino as for_openvino
 from .graph import Features, Graph, make_opaque, replace_pooling
-from .verify import MIN_SIDE, Comparison, Shapes, compare, demand, sample
+from .to_onnx import onnx_program, save_onnx
+from .to_openvino import openvino_from_onnx, rewrite_for_openvino, save_openvino
+from .to_torchexport import capture, check_operators, save_program
+from .verify import MIN_SIDE, Comparison, Shapes, check_tolerance, compare_outputs, sample
 
-__all__ = ["FORMATS", "Exportable", "Report", "export_model", "export_source", "source_of"]
+__all__ = ["FORMATS", "ExportReport", "Exportable", "as_exportable", "export_model", "export_to_file"]
 
 PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
 FORMATS = {"onnx": ".onnx", "openvino": ".xml", "torchexport": ".pt2"}
@@ -48,7 +51,7 @@ class Exportable:
 
 
 @dataclass(frozen=True)
-class Report:
+class ExportReport:
     """What was written, and what was compared before it was."""
 
     path: Path
@@ -58,7 +61,7 @@ class Report:
     comparisons: list[Comparison]
 
 
-def source_of(model: nn.Module, card: ModelCard | None = None, features: bool = False) -> Exportable:
+def as_exportable(model: nn.Module, card: ModelCard | None = None, features: bool = False) -> Exportable:
     """A model of timm's: its logits, or with `features` the maps of its stages."""
     card = card or card_of(model)
     if features or card.kind == "features":
@@ -68,9 +71,9 @@ def source_of(model: nn.Module, card: ModelCard | None = None, features: bool = 
     return Exportable(model, card, ["logits"])
 
 
-def export_model(model: nn.Module, path: str | Path, card: ModelCard | None = None, **options) -> Report:
-    """`export_source` for a model of timm's, in eval mode."""
-    return export_source(source_of(model, card, options.pop("features", False)), path, **options)
+def export_model(model: nn.Module, path: str | Path, card: ModelCard | None = None, **options) -> ExportReport:
+    """`export_to_file` for a model of timm's, in eval mode."""
+    return export_to_file(as_exportable(model, card, options.pop("features", False)), path, **options)
 
 
 def check_format(path: str | Path, format: str | None, force: bool = False) -> str:
@@ -83,14 +86,12 @@ def check_format(path: str | Path, format: str | None, force: bool = False) -> s
         raise ValueError(f"{path}: a file for {format} ends with {FORMATS[format]}")
     for package in PACKAGES.get(format, ()):
         need(package)
-    check_target(path, force)
-    if format == "openvino":
-        check_target(path.with_suffix(".bin"), force)
+    check_model_target(path, force)
     return format
 
 
-def export_source(
-    source: Exportable,
+def export_to_file(
+    exportable: Exportable,
     path: str | Path,
     format: str | None = None,
     size: tuple[int, int] | None = None,
@@ -102,16 +103,16 @@ def export_source(
     half: bool = False,
     tolerance: float | None = None,
     force: bool = False,
-) -> Report:
+) -> ExportReport:
     """Writes a file for a runtime, after running it there and comparing.
 
     Args:
-        source: what to export.
+        exportable: what to export.
         path: ends with .onnx, .xml (OpenVINO) or .pt2 (torch.export); an existing one stays unless `force` is given.
         format: `onnx`, `openvino` or `torchexport`; by the path if not given.
         size: (height, width), the card's if not given.
-        batch: batch size, where it is not free.
-        dynamic_batch, dynamic_size: which sides of the input are free.
+        batch: batch size, where it is not dynamic.
+        dynamic_batch, dynamic_size: whether the file takes any batch size, any image size.
         with_preprocess: take bytes and normalise inside the graph.
         form: `compact` or `dense`.
         half: store weights in float16 (OpenVINO).
@@ -126,48 +127,34 @@ def export_source(
         raise ValueError(f"half precision is for openvino files here, not for {format}")
     if tolerance is None:
         tolerance = HALF_TOLERANCE if half else TOLERANCE
-    size = tuple(size or source.card.input_size[1:])
-    channels = source.card.input_size[0]
-    net = source.net.float().eval()
-    shapes = Shapes(channels, size, batch, dynamic_batch, dynamic_size, max(source.smallest, _smallest(net)))
+    size = tuple(size or exportable.card.input_size[1:])
+    channels = exportable.card.input_size[0]
+    net = exportable.net.float().eval()
+    shapes = Shapes(channels, size, batch, dynamic_batch, dynamic_size, max(exportable.smallest, _smallest(net)))
 
     fused = fuse(net, form or ("dense" if form_of(net) == "dense" else "compact"))
-    card = source.card.replace(
+    card = exportable.card.replace(
         form=form_of(fused),
         input_size=(channels, *size),
         input="uint8" if with_preprocess else "normalized",
         dtype="float16" if half else "float32",
         versions=versions(*PACKAGES.get(format, ())),
     )
-    comparisons = []
-    if form_of(net) != form_of(fused):
-        what = f"{form_of(net)} and {card.form} form"
-        normalized = card.replace(input="normalized")
-        comparisons += [compare(what, name, x, net, fused) for name, x in _images(shapes.trials()[:2], normalized)]
-        demand(comparisons, tolerance)
-
-    traced = copy.deepcopy(fused)
-    if dynamic_size:
-        replace_pooling(traced)
-    if format == "openvino":
-        for_openvino.prepare(traced)
-    elif format == "onnx":
-        make_opaque(traced)
-    graph = Graph(traced, card, source.output_names).eval()
-    write = _prepare(graph, shapes, format, half)
-    with _atomic(path, format, force) as temporary:
+    comparisons = _compare_forms(net, fused, card, shapes)
+    check_tolerance(comparisons, tolerance)
+    write = _prepare(_graph(fused, card, exportable.output_names, format, dynamic_size), shapes, format, half)
+    with atomic_model_path(path, force) as temporary:
         try:
             write(temporary)
         except Exception as error:  # a full disk: an OSError, or a RuntimeError of torch's or OpenVINO's
-            raise OSError(0, (str(error).splitlines() or [type(error).__name__])[0]) from error
+            raise OSError(0, first_line(error)) from error
         comparisons += _run_and_compare(temporary, card, fused, shapes)
-        demand(comparisons, tolerance)
-    written = [path, path.with_suffix(".bin")] if format == "openvino" else [path]
-    return Report(path, sum(file.stat().st_size for file in written), card, shapes, comparisons)
+        check_tolerance(comparisons, tolerance)
+    return ExportReport(path, file_size(path), card, shapes, comparisons)
 
 
 def _smallest(net: nn.Module) -> int:
-    """The shortest side of a free size. A map that is mirrored must be larger than what is added to it."""
+    """The shortest side where the size is dynamic. A map that is mirrored must be larger than what is added to it."""
     mirrored = [
         max(module.window)
         for module in net.modules()
@@ -176,21 +163,38 @@ def _smallest(net: nn.Module) -> int:
     return max([MIN_SIDE, *(window // 2 * 32 + 1 for window in mirrored)])
 
 
+def _compare_forms(net: nn.Module, fused: nn.Module, card: ModelCard, shapes: Shapes) -> list[Comparison]:
+    """The model as it was given beside its fused form, unless it was fused already."""
+    if form_of(net) == form_of(fused):
+        return []
+    what = f"{form_of(net)} and {card.form} form"
+    images = _images(shapes.trials()[:2], card.replace(input="normalized"))
+    return [compare_outputs(what, name, x, net, fused) for name, x in images]
+
+
+def _graph(fused: nn.Module, card: ModelCard, output_names: list[str], format: str, dynamic_size: bool) -> Graph:
+    """What is traced: a copy of the fused model, rewritten for the format."""
+    net = copy.deepcopy(fused)
+    if dynamic_size:
+        replace_pooling(net)
+    if format == "openvino":
+        rewrite_for_openvino(net)
+    elif format == "onnx":
+        make_opaque(net)
+    return Graph(net, card, output_names).eval()
+
+
 def _prepare(graph: Graph, shapes: Shapes, format: str, half: bool) -> Callable[[Path], None]:
     """Everything but writing: a function that writes."""
-    program = to_torchexport.capture(graph, shapes, graph.card)
+    program = capture(graph, shapes, graph.card)
     if format == "torchexport":
-        to_torchexport.check_operators(program, graph.card)
-        return lambda path: to_torchexport.save(program, graph.card, path)
-    converted = to_onnx.convert(program, graph.output_names, shapes.dims(), convolutions=format == "openvino")
+        check_operators(program, graph.card)
+        return lambda path: save_program(program, graph.card, path)
+    converted = onnx_program(program, graph.output_names, shapes.dims(), convolutions=format == "openvino")
     if format == "onnx":
-        return lambda path: to_onnx.save(converted, graph.card, path)
-    model = to_openvino.convert(converted)
-    return lambda path: to_openvino.save(model, graph.card, path, half)
-
-
-def _atomic(path: Path, format: str, force: bool) -> AbstractContextManager[Path]:
-    return to_openvino.atomic_pair(path, force) if format == "openvino" else atomic_path(path, force)
+        return lambda path: save_onnx(converted, graph.card, path)
+    model = openvino_from_onnx(converted)
+    return lambda path: save_openvino(model, graph.card, path, half)
 
 
 def _run_and_compare(path: Path, card: ModelCard, fused: nn.Module, shapes: Shapes) -> Sequence[Comparison]:
@@ -202,7 +206,7 @@ def _run_and_compare(path: Path, card: ModelCard, fused: nn.Module, shapes: Shap
         return fused((x / 255 - mean) / std if card.input == "uint8" else x)
 
     what = f"{card.form} form and {runner.name}"
-    return [compare(what, name, x, reference, runner) for name, x in _images(shapes.trials(), card)]
+    return [compare_outputs(what, name, x, reference, runner) for name, x in _images(shapes.trials(), card)]
 
 
 def _images(trials: Sequence[tuple[int, int, int, int]], card: ModelCard) -> Iterator[tuple[str, Tensor]]:

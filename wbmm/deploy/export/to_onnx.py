@@ -1,4 +1,7 @@
-"""ONNX files: our operators as plain ONNX, with sizes that are not constant taken from the map."""
+"""ONNX files: an exported program converted, with our single nodes written as plain ONNX operators.
+
+Sizes that are not constant are taken from the map.
+"""
 
 import json
 import re
@@ -7,26 +10,94 @@ from pathlib import Path
 
 import torch
 
-from wbmm.deploy.runtime import need
+from wbmm.deploy.packages import EXPORTERS, need, quiet
 from wbmm.io.card import ModelCard
 from wbmm.io.digest import DIGEST_KEY, EMPTY, seal
 from wbmm.io.reader import METADATA_KEY
 from wbmm.ops.reference import opaque_product
 
 from .graph import INPUT_NAME, opaque_convolution, opaque_ffn
-from .quiet import quiet
 
-__all__ = ["OPSET", "convert", "metadata", "save", "translations"]
+__all__ = ["OPSET", "metadata", "onnx_program", "save_onnx", "translations"]
 
 OPSET = 20  # the first with GELU
+LIMIT = 2**31  # bytes of a protobuf file
 _PAD_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "edge"}
+
+
+def onnx_program(
+    program: torch.export.ExportedProgram,
+    output_names: Sequence[str],
+    dims: dict[int, object] | None,
+    convolutions: bool = False,
+):
+    """The `torch.onnx.ONNXProgram` of an exported program; `convolutions` as in `translations`."""
+    need("onnx"), need("onnxscript")
+    size = sum(value.numel() * value.element_size() for value in program.state_dict.values())
+    if size > LIMIT:
+        raise ValueError(
+            f"{size / 2**30:.1f} GB of weights: an ONNX file holds at most 2 GB; take the compact form or openvino"
+        )
+    with quiet(*EXPORTERS):
+        converted = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=[INPUT_NAME],
+            output_names=list(output_names),
+            custom_translation_table=translations(convolutions),
+        )
+    _tidy(converted.model.graph, dims or {})
+    return converted
+
+
+def _tidy(graph, dims: dict[int, object]) -> None:
+    """Calls the dynamic sides `batch`, `height` and `width`, and drops remarks, which name files of this machine."""
+    import onnx_ir
+
+    names = {str(graph.inputs[0].shape[i]): dim.__name__ for i, dim in dims.items()}
+
+    def rename(side):
+        if isinstance(side, int) or side.value is None:
+            return side
+        return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), side.value)
+
+    for node in graph.all_nodes():
+        node.metadata_props.clear()
+    for value in [*graph.inputs, *graph.outputs, *(output for node in graph.all_nodes() for output in node.outputs)]:
+        value.metadata_props.clear()
+        if value.shape is not None:
+            value.shape = onnx_ir.Shape([rename(side) for side in value.shape])
+
+
+def save_onnx(converted, card: ModelCard, path: Path) -> None:
+    """Writes the file in one piece, with what it is in its metadata."""
+    converted.model.metadata_props.update(metadata(card))
+    converted.save(path, external_data=False)
+    seal(path)
+
+
+def metadata(card: ModelCard) -> dict[str, str]:
+    """The card, what is needed to prepare images in words that other programs can read, and a slot for the checksum."""
+    return {
+        METADATA_KEY: card.to_json(),
+        "input_size": json.dumps(card.input_size),
+        "mean": json.dumps(card.mean),
+        "std": json.dumps(card.std),
+        "interpolation": card.interpolation,
+        "crop_pct": str(card.crop_pct),
+        "input": card.input,
+        "class_names": json.dumps(card.class_names),
+        DIGEST_KEY: EMPTY,
+    }
 
 
 def translations(convolutions: bool = False) -> dict[Callable, Callable]:
     """For `torch.onnx.export(custom_translation_table=...)`.
 
     Args:
-        convolutions: linears of the feed-forward part as 1x1 convolutions: see `for_openvino.py`.
+        convolutions: linears of the feed-forward part as 1x1 convolutions: see `to_openvino.py`.
     """
     ffn = _ffn_by_convolutions if convolutions else _ffn
     return {
@@ -160,74 +231,3 @@ def _ffn(x, gate, shortcut, w1, b1, gamma, w2, b2, eps=1e-6):
     out = op.Gemm(hidden, w2, b2, transB=1)
     out = op.Reshape(out, op.Concat(batch, _sides(shortcut, 2, 4), _ints(channels), axis=0))
     return op.Add(op.Transpose(out, perm=[0, 3, 1, 2]), shortcut)
-
-
-LIMIT = 2**31  # of a protobuf file
-
-
-def convert(
-    program: torch.export.ExportedProgram,
-    output_names: Sequence[str],
-    dims: dict[int, object] | None,
-    convolutions: bool = False,
-):
-    """The `torch.onnx.ONNXProgram` of an exported program; `convolutions` as in `translations`."""
-    need("onnx"), need("onnxscript")
-    size = sum(value.numel() * value.element_size() for value in program.state_dict.values())
-    if size > LIMIT:
-        raise ValueError(
-            f"{size / 2**30:.1f} GB of weights: an ONNX file holds at most 2 GB; take the compact form or openvino"
-        )
-    with quiet():
-        converted = torch.onnx.export(
-            program,
-            dynamo=True,
-            verbose=False,
-            opset_version=OPSET,
-            input_names=[INPUT_NAME],
-            output_names=list(output_names),
-            custom_translation_table=translations(convolutions),
-        )
-    _tidy(converted.model.graph, dims or {})
-    return converted
-
-
-def _tidy(graph, dims: dict[int, object]) -> None:
-    """Calls the free sides `batch`, `height` and `width`, and drops remarks, which name files of this machine."""
-    import onnx_ir
-
-    names = {str(graph.inputs[0].shape[i]): dim.__name__ for i, dim in dims.items()}
-
-    def rename(side):
-        if isinstance(side, int) or side.value is None:
-            return side
-        return re.sub(r"\w+", lambda word: names.get(word[0], word[0]), side.value)
-
-    for node in graph.all_nodes():
-        node.metadata_props.clear()
-    for value in [*graph.inputs, *graph.outputs, *(output for node in graph.all_nodes() for output in node.outputs)]:
-        value.metadata_props.clear()
-        if value.shape is not None:
-            value.shape = onnx_ir.Shape([rename(side) for side in value.shape])
-
-
-def save(converted, card: ModelCard, path: Path) -> None:
-    """Writes the file in one piece, with what it is in its metadata."""
-    converted.model.metadata_props.update(metadata(card))
-    converted.save(path, external_data=False)
-    seal(path)
-
-
-def metadata(card: ModelCard) -> dict[str, str]:
-    """The card, what is needed to prepare images in words that other programs can read, and a slot for the checksum."""
-    return {
-        METADATA_KEY: card.to_json(),
-        "input_size": json.dumps(card.input_size),
-        "mean": json.dumps(card.mean),
-        "std": json.dumps(card.std),
-        "interpolation": card.interpolation,
-        "crop_pct": str(card.crop_pct),
-        "input": card.input,
-        "class_names": json.dumps(card.class_names),
-        DIGEST_KEY: EMPTY,
-    }

@@ -1,14 +1,11 @@
 """OpenVINO files: an .xml and the .bin beside it, made from an ONNX graph that OpenVINO runs fast.
 
 Between convolutions OpenVINO keeps maps channels-last by itself, and transposes for everything that is written for
-channels-last maps. So the linears of the feed-forward part become 1x1 convolutions (`translate.py`), windows of tables
+channels-last maps. So the linears of the feed-forward part become 1x1 convolutions (`to_onnx.py`), windows of tables
 convolutions, and norms over channels reductions of NCHW maps. What it is worth is in docs/speed.md.
 """
 
 import io
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -16,8 +13,7 @@ import torch.nn as nn
 from timm.layers import LayerNorm2d
 from torch import Tensor
 
-from wbmm.deploy.runtime import need
-from wbmm.io.atomic import atomic_path
+from wbmm.deploy.packages import need
 from wbmm.io.card import ModelCard
 from wbmm.io.digest import DIGEST_KEY, EMPTY, seal
 from wbmm.io.reader import METADATA_KEY
@@ -25,7 +21,7 @@ from wbmm.models.wbmm import Downsample, Stem
 
 from .graph import make_opaque
 
-__all__ = ["MapNorm", "atomic_pair", "convert", "prepare", "save"]
+__all__ = ["MapNorm", "openvino_from_onnx", "rewrite_for_openvino", "save_openvino"]
 
 _PAIRS = {Stem: (("conv1", "norm1"), ("conv2", "norm2")), Downsample: (("conv", "norm"),)}
 
@@ -59,8 +55,8 @@ def _centre(conv: nn.Conv2d) -> None:
     conv.bias.sub_(conv.bias.mean())
 
 
-def prepare(net: nn.Module) -> nn.Module:
-    """Rewrites a fused model in place."""
+def rewrite_for_openvino(net: nn.Module) -> nn.Module:
+    """Rewrites a fused model in place, into what OpenVINO runs fast."""
     for parent in list(net.modules()):
         for conv, norm in _PAIRS.get(type(parent), ()):
             if _is_affine(getattr(parent, norm)):
@@ -72,36 +68,15 @@ def prepare(net: nn.Module) -> nn.Module:
     return make_opaque(net, convolutions=True)
 
 
-def convert(converted):
+def openvino_from_onnx(converted):
     """The `openvino.Model` of a `torch.onnx.ONNXProgram`."""
     openvino = need("openvino")
     return openvino.convert_model(io.BytesIO(converted.model_proto.SerializeToString()))
 
 
-def save(model, card: ModelCard, path: Path, half: bool = False) -> None:
+def save_openvino(model, card: ModelCard, path: Path, half: bool = False) -> None:
     """Writes `path` (.xml) and the .bin beside it."""
     model.set_rt_info(card.to_json(), [METADATA_KEY])
     model.set_rt_info(EMPTY, [DIGEST_KEY])
     need("openvino").save_model(model, path, compress_to_fp16=half)
     seal(path)
-
-
-@contextmanager
-def atomic_pair(path: Path, force: bool = False) -> Iterator[Path]:
-    """`atomic_path` for an .xml whose .bin is written beside it: the .bin takes its name first, or neither does."""
-    weights = path.with_suffix(".bin")
-    placed = False
-    try:
-        with atomic_path(path, force) as temporary:
-            written = temporary.with_suffix(".bin")
-            try:
-                with atomic_path(weights, force) as temporary_weights:
-                    yield temporary
-                    os.replace(written, temporary_weights)
-                placed = True
-            finally:
-                written.unlink(missing_ok=True)
-    except BaseException:
-        if placed:  # an .xml must never meet weights that are not its own
-            weights.unlink(missing_ok=True)
-        raise

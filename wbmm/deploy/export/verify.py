@@ -1,4 +1,4 @@
-"""Shapes at which an exported file is tried, and how its outputs are compared."""
+"""The check of an exported file: the shapes it is tried at, the images, and the comparison of outputs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -8,11 +8,17 @@ from torch import Tensor
 
 from wbmm.io.card import ModelCard
 
-__all__ = ["MIN_SIDE", "Comparison", "ExportError", "Shapes", "compare", "demand", "sample"]
+__all__ = ["MIN_SIDE", "Comparison", "ExportError", "Shapes", "check_tolerance", "compare_outputs", "sample"]
 
 MIN_SIDE = 33  # the last map of a smaller image is one pixel, which torch.export takes for a constant
 MAX_SIDE = 8192
 OTHER_SIZES = ((224, 224), (256, 320), (250, 333))
+
+Compute = Callable[[Tensor], Tensor | Sequence[Tensor]]
+
+
+class ExportError(ValueError):
+    """A file does not compute what the model does; it was deleted."""
 
 
 @dataclass(frozen=True)
@@ -23,8 +29,8 @@ class Shapes:
         channels: of an image.
         size: (height, width) that the file is made for.
         batch: its batch size, where that is fixed.
-        dynamic_batch, dynamic_size: what is free.
-        smallest: the shortest side that a free size may have.
+        dynamic_batch, dynamic_size: whether the file takes any.
+        smallest: the shortest side of an image where the size is dynamic.
     """
 
     channels: int
@@ -45,12 +51,12 @@ class Shapes:
 
     @property
     def example(self) -> tuple[int, int, int, int]:
-        """The shape to trace with: of a free batch size not 1, which a tracer takes for a constant."""
+        """The shape to trace with. Where the batch size is dynamic it is 2: a tracer takes 1 for a constant."""
         size = (max(self.size[0], 64), max(self.size[1], 64) + 32) if self.dynamic_size else self.size
         return (2 if self.dynamic_batch else self.batch, self.channels, *size)
 
     def dims(self) -> dict[int, object] | None:
-        """The free sides as `torch.export` wants them."""
+        """The dynamic dimensions as `torch.export` wants them."""
         free = {}
         if self.dynamic_batch:
             free[0] = torch.export.Dim("batch", min=1)
@@ -60,7 +66,7 @@ class Shapes:
         return free or None
 
     def trials(self) -> list[tuple[int, int, int, int]]:
-        """Shapes to compare at: other batch sizes and other sizes where they are free."""
+        """Shapes to compare at: several batch sizes and image sizes where they are dynamic."""
         batches = (1, 3) if self.dynamic_batch else (self.batch,)
         shapes = [(batch, self.channels, *self.size) for batch in batches]
         if self.dynamic_size:
@@ -86,13 +92,6 @@ def sample(shape: tuple[int, int, int, int], card: ModelCard, seed: int = 0) -> 
         return {name: (255 * image).round().byte() for name, image in images.items()}
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (card.mean, card.std))
     return {name: (image - mean) / std for name, image in images.items()}
-
-
-Call = Callable[[Tensor], Tensor | Sequence[Tensor]]
-
-
-class ExportError(ValueError):
-    """A file does not compute what the model does; it was deleted."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +126,7 @@ class Comparison:
         ]
 
 
-def compare(what: str, images: str, x: Tensor, reference: Call, candidate: Call) -> Comparison:
+def compare_outputs(what: str, images: str, x: Tensor, reference: Compute, candidate: Compute) -> Comparison:
     """Both forms on the same images."""
     with torch.inference_mode():
         expected, got = _as_list(reference(x)), _as_list(candidate(x))
@@ -140,8 +139,8 @@ def compare(what: str, images: str, x: Tensor, reference: Call, candidate: Call)
     return Comparison(what, images, tuple(x.shape), largest, difference.max().item())
 
 
-def demand(comparisons: Sequence[Comparison], tolerance: float) -> None:
-    """Raises with the worst of them if any is beyond the tolerance."""
+def check_tolerance(comparisons: Sequence[Comparison], tolerance: float) -> None:
+    """Raises with the worst comparison if any is beyond the tolerance."""
     bad = [c for c in comparisons if not c.within(tolerance)]
     if bad:
         worst = max(bad, key=lambda c: (c.difference != c.difference, c.difference))

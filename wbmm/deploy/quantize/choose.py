@@ -10,21 +10,25 @@ from pathlib import Path
 
 from torch import Tensor
 
+from wbmm.deploy.runtime import open_runner
+from wbmm.progress import Advance
+from wbmm.text import first_line
+
 __all__ = [
     "FOLLOWS",
     "GROUPS",
     "RESHAPES",
-    "Choice",
     "Layer",
+    "LayerChoice",
     "Quality",
-    "choose",
+    "choose_layers",
     "group_of_product",
     "mark_head",
     "match_layers",
     "quality",
     "sensitivity",
-    "trial",
-    "write",
+    "try_layers",
+    "write_converted",
 ]
 
 GROUPS = {
@@ -36,8 +40,7 @@ GROUPS = {
     "reduce": "second linear of each feed-forward part, after GRN",
     "head": "the classifier",
 }
-
-
+# The group of a linear, by what takes its result, and what may stand between the two.
 FOLLOWS = {"Gelu": "expand", "Relu": "gate", "Sigmoid": "gate"}
 RESHAPES = {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Convert", "Identity"}
 
@@ -101,6 +104,7 @@ class Quality:
 
 
 USELESS = Quality(0.0, math.inf)
+Try = Callable[[set[str]], Quality]  # from the layers to keep in float
 
 
 def quality(logits: Tensor, reference: Tensor) -> Quality:
@@ -113,7 +117,7 @@ def quality(logits: Tensor, reference: Tensor) -> Quality:
 
 
 @dataclass
-class Choice:
+class LayerChoice:
     """What was decided, and on what grounds.
 
     Attributes:
@@ -131,7 +135,9 @@ class Choice:
     alone: dict[str, Quality]
 
 
-def write(backend, precision: str, path: Path, calibration: Tensor | None = None, keep: set[str] = frozenset()) -> None:
+def write_converted(
+    backend, precision: str, path: Path, calibration: Tensor | None = None, keep: set[str] = frozenset()
+) -> None:
     """Lets a runtime's tool convert a model; whatever it raises is one kind of error, but for those of writing."""
     try:
         if precision == "int8":
@@ -141,25 +147,24 @@ def write(backend, precision: str, path: Path, calibration: Tensor | None = None
     except (OSError, ValueError):
         raise
     except Exception as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"{backend.runtime}'s tools cannot convert this model to {precision}: {reason}") from error
+        raise ValueError(
+            f"{backend.runtime}'s tools cannot convert this model to {precision}: {first_line(error)}"
+        ) from error
 
 
-Try = Callable[[set[str]], Quality]
-
-
-def trial(backend, calibration: Tensor, images: Tensor, reference: Tensor) -> Try:
-    """A function from the layers to keep to the quality of the rest quantised, on `images`."""
-    from wbmm.deploy.runtime import open_runner
+def try_layers(backend, calibration: Tensor, images: Tensor, reference: Tensor, advance: Advance) -> Try:
+    """A function from the layers to keep to the quality of the rest quantised, on `images`; each call advances."""
 
     def attempt(keep: set[str]) -> Quality:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"trial{backend.suffix}"
-            write(backend, "int8", path, calibration, keep)
+            write_converted(backend, "int8", path, calibration, keep)
             try:
                 return quality(open_runner(path)(images), reference)
             except ValueError:  # a runtime may load a file and have no kernel for a layer of it
                 return USELESS
+            finally:
+                advance(1)
 
     return attempt
 
@@ -174,14 +179,16 @@ def sensitivity(layers: Sequence[Layer], attempt: Try, keep: set[str] = frozense
     return dict(sorted(found.items(), key=lambda item: -item[1].noise))
 
 
-def choose(layers: Sequence[Layer], attempt: Try, target: float, keep: set[str], look: bool = False) -> Choice:
+def choose_layers(
+    layers: Sequence[Layer], attempt: Try, target: float, keep: set[str], look: bool = False
+) -> LayerChoice:
     """Quantises everything; while the agreement is below `target`, keeps the group that costs most, and tries again.
 
     A group whose keeping does not raise the agreement or lower the noise is quantised all the same.
 
     Args:
         layers: that can be quantised.
-        attempt: see `trial`.
+        attempt: see `try_layers`.
         target: agreement in per cent to reach.
         keep: names that stay in float in any case.
         look: measure each group by itself even if the target is reached at once.
@@ -205,4 +212,4 @@ def choose(layers: Sequence[Layer], attempt: Try, target: float, keep: set[str],
         if (now.agreement, -now.noise) > (after.agreement, -after.noise):
             keep, after = wider, now
             groups.append(group)
-    return Choice(keep, groups, before, after, alone)
+    return LayerChoice(keep, groups, before, after, alone)

@@ -1,16 +1,13 @@
 """ONNX files in INT8 and FP16, by ONNX Runtime's own tools."""
 
-import logging
 import tempfile
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor
 
-from wbmm.deploy.export import to_onnx
-from wbmm.deploy.runtime import need
+from wbmm.deploy.export.to_onnx import metadata
+from wbmm.deploy.packages import need, quiet
 from wbmm.io.card import ModelCard
 from wbmm.io.digest import seal
 
@@ -87,7 +84,7 @@ class Onnx:
         """Constants folded and shapes inferred, as the quantiser wants it."""
         from onnxruntime.quantization.shape_inference import quant_pre_process
 
-        with _quiet():
+        with quiet(""):  # its advice goes to the root logger
             quant_pre_process(self.path, self._prepared, skip_symbolic_shape=True)
 
     def layers(self) -> list[Layer]:
@@ -129,7 +126,7 @@ class Onnx:
             def get_next(self):
                 return next(self.feeds, None)
 
-        with _quiet():
+        with quiet(""):  # its advice goes to the root logger
             quantize_static(
                 self._prepared,
                 path,
@@ -155,7 +152,7 @@ class Onnx:
         """Writes the model in fp16, with inputs and outputs in float32."""
         import onnx
 
-        with _quiet():
+        with quiet(""):  # its advice goes to the root logger
             onnx.save(to_half(onnx.load(self.path)), path)
         self._describe(path, "float16")
 
@@ -163,7 +160,7 @@ class Onnx:
         import onnx
 
         model = onnx.load(path)
-        onnx.helper.set_model_props(model, to_onnx.metadata(self.card.replace(dtype=dtype)))
+        onnx.helper.set_model_props(model, metadata(self.card.replace(dtype=dtype)))
         onnx.save(model, path)
         seal(path)
 
@@ -175,15 +172,3 @@ def _follows(node, takers: dict[str, list], weights: dict) -> str | None:
         return None
     bias = taking[0].op_type == "Add" and any(name in weights for name in taking[0].input)
     return _follows(taking[0], takers, weights) if bias or taking[0].op_type in RESHAPES else taking[0].op_type
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the tools' advice, which goes to the root logger."""
-    logger = logging.getLogger()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -2,15 +2,14 @@
 
 import logging
 import os
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import redirect_stdout
 from pathlib import Path
 
 from torch import Tensor
 
-from wbmm.deploy.export import to_openvino
-from wbmm.deploy.runtime import need, read_openvino
+from wbmm.deploy.export.to_openvino import save_openvino
+from wbmm.deploy.packages import need
+from wbmm.deploy.runtime import read_openvino
 from wbmm.io.card import ModelCard
 from wbmm.ops.backends.onednn.convolution import is_convolvable, kernel_size
 
@@ -55,7 +54,7 @@ class OpenVino:
         model = read_openvino(self.path)
         # Shortcuts, norms, gates and GRN stay in float, where NNCF would quantise their sums and squares as well.
         kept = [node.get_friendly_name() for node in model.get_ordered_ops() if _is_elementwise(node)]
-        with _quiet():
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # its bars would be drawn into ours
             model = nncf.quantize(
                 model,
                 nncf.Dataset([image[None].numpy() for image in images]),
@@ -69,11 +68,11 @@ class OpenVino:
                     disable_bias_correction=True,
                 ),
             )
-        to_openvino.save(model, self.card.replace(dtype="int8"), path)
+        save_openvino(model, self.card.replace(dtype="int8"), path)
 
     def convert(self, precision: str, path: Path) -> None:
         """Writes the model with its weights in fp16; a CPU computes in float32 all the same."""
-        to_openvino.save(read_openvino(self.path), self.card.replace(dtype="float16"), path, half=True)
+        save_openvino(read_openvino(self.path), self.card.replace(dtype="float16"), path, half=True)
 
 
 def _group(node) -> str | None:
@@ -121,14 +120,3 @@ def _is_constant(node) -> bool:
     if node.get_type_name() not in _FOLDED:
         return False
     return all(_is_constant(node.input_value(i).get_node()) for i in range(node.get_input_size()))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """NNCF's progress bars on a terminal's standard error, and nowhere else."""
-    if sys.stderr.isatty():
-        with redirect_stdout(sys.stderr):
-            yield
-        return
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
-        yield

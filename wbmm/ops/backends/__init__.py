@@ -1,8 +1,13 @@
 """Backends: other ways to compute what `wbmm.ops.reference` defines. `README.md` of `wbmm.ops` says how to add one."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch.nn as nn
 from torch import Tensor
+
+from wbmm.ops.kept import Kept
+from wbmm.ops.tables import Window
 
 __all__ = ["Backend", "Call"]
 
@@ -24,7 +29,7 @@ class Call:
     x: Tensor
     weights: tuple[Tensor, ...]
     grad: bool
-    window: tuple[int, int] | None = None
+    window: Window | None = None
     tables: int = 0
 
     def matrix_bytes(self) -> int:
@@ -34,7 +39,11 @@ class Call:
 
 
 class Backend:
-    """A backend has a method for each of its operators, with the arguments of that in `dispatch.py` after the call."""
+    """Says whether it can run a call, and has a method for each of its operators.
+
+    Those get what the functions of the same name in `dispatch.py` got, and two arguments more: whether autograd will
+    ask for gradients, and where to keep what is made of the weights in inference (None: nowhere).
+    """
 
     name: str
     operators: frozenset[str]
@@ -46,3 +55,46 @@ class Backend:
     def better_elsewhere(self, call: Call) -> str | None:
         """None, or a sentence that says why another backend is the better choice where this one is not asked for."""
         return None
+
+    def windowed(
+        self,
+        x: Tensor,
+        tables: list[Tensor],
+        window: Window,
+        bias: Tensor | None,
+        shortcuts: int,
+        padding_mode: str,
+        grad: bool,
+        kept: Kept | None,
+    ) -> Tensor:
+        raise NotImplementedError
+
+    def gated_ffn(
+        self,
+        x: Tensor,
+        fc1: nn.Linear,
+        grn: tuple[Tensor, Tensor | None, float],
+        fc2: nn.Linear,
+        gate: Tensor | None,
+        norm: nn.Module | None,
+        scale: Tensor | None,
+        shortcut: Tensor | None,
+        grad: bool,
+        kept: Kept | None,
+    ) -> Tensor:
+        """`grn` is its gamma, its beta, which may be missing, and its eps."""
+        raise NotImplementedError
+
+    def conv2d(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        groups: int,
+        grad: bool,
+        kept: Kept | None,
+    ) -> Tensor:
+        raise NotImplementedError

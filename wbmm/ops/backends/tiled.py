@@ -40,23 +40,10 @@ class Tiled(Backend):
             return f"the matrix takes at most {LARGE_MATRIX // 2**20} MB, and is faster as a whole"
         return None
 
-    def windowed(
-        self,
-        x: Tensor,
-        tables: list[Tensor],
-        window: Window,
-        bias: Tensor | None,
-        shortcuts: int,
-        padding_mode: str,
-        grad: bool,
-        kept: object,
-    ) -> Tensor:
-        device = x.device.type
-        if torch.is_autocast_enabled(device):
-            dtype = torch.get_autocast_dtype(device)
-            x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
-            tables = [table.to(dtype) for table in tables]
-        with torch.autocast(device, enabled=False):
+    def windowed(self, x, tables, window, bias, shortcuts, padding_mode, grad, kept) -> Tensor:
+        x, bias = reference.to_autocast_type(x), None if bias is None else reference.to_autocast_type(bias)
+        tables = [reference.to_autocast_type(table) for table in tables]
+        with torch.autocast(x.device.type, enabled=False):
             padded = pad_to_windows(x, window, padding_mode)
             out = _Tiles.apply(padded, window, *tables)
             if shortcuts:

@@ -76,17 +76,7 @@ class OneDNN(Backend):
             return "it would need the whole matrix, which is large"
         return None
 
-    def windowed(
-        self,
-        x: Tensor,
-        tables: list[Tensor],
-        window: Window,
-        bias: Tensor | None,
-        shortcuts: int,
-        padding_mode: str,
-        grad: bool,
-        kept: Kept | None,
-    ) -> Tensor:
+    def windowed(self, x, tables, window, bias, shortcuts, padding_mode, grad, kept) -> Tensor:
         if grad:
             out = windowed_training(x, tables, window, shortcuts, padding_mode)
             return out if bias is None else out + bias[:, None, None]
@@ -110,19 +100,7 @@ class OneDNN(Backend):
             out, bias = part if out is None else out.add_(part), None
         return crop(out, *x.shape[-2:])
 
-    def gated_ffn(
-        self,
-        x: Tensor,
-        fc1: nn.Linear,
-        grn: tuple[Tensor, Tensor | None, float],
-        fc2: nn.Linear,
-        gate: Tensor | None,
-        norm: nn.Module | None,
-        scale: Tensor | None,
-        shortcut: Tensor | None,
-        grad: bool,
-        kept: Kept | None,
-    ) -> Tensor:
+    def gated_ffn(self, x, fc1, grn, fc2, gate, norm, scale, shortcut, grad, kept) -> Tensor:
         gamma, beta, eps = grn
         if grad:
             gate = x.new_ones(x.shape[:2]) if gate is None else gate
@@ -154,8 +132,7 @@ class OneDNN(Backend):
         first, second, bias = build() if kept is None else kept.get("linears", watched, build, sampled=True)
         return first, second, fc2.bias if beta is None else bias
 
-    @staticmethod
-    def conv2d(x, weight, bias, stride, padding, dilation, groups, grad: bool, kept: Kept | None) -> Tensor:
+    def conv2d(self, x, weight, bias, stride, padding, dilation, groups, grad, kept) -> Tensor:
         if grad or kept is None:
             return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
         geometry = padding, stride, dilation, groups

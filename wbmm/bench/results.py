@@ -1,0 +1,223 @@
+"""What benchmarks share: options, and results as a table, CSV and Markdown with where and how they were measured."""
+
+import argparse
+import csv
+import io
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from wbmm.io.atomic import atomic_path
+from wbmm.machine import machine_facts, measured_line
+from wbmm.text import render_table
+from wbmm.timing import Timing
+
+from .candidates import split
+
+__all__ = [
+    "add_output_arguments",
+    "add_speed_arguments",
+    "check_out",
+    "check_speed_arguments",
+    "finish",
+    "present",
+    "progress",
+    "speed_record",
+    "table",
+    "write_report",
+]
+
+# key of a record: its column's heading and how a value is shown; a column that no record has is left out
+COLUMNS = {
+    "model": ("model", "{}"),
+    "batch": ("batch", "{}"),
+    "first": ("first path (median)", "{}"),
+    "second": ("second path (median)", "{}"),
+    "images_per_s": ("images/s (median)", "{:.2f}"),
+    "images_per_s_best": ("images/s (best)", "{:.2f}"),
+    "ratio": ("ratio of medians", "{:.2f}x"),
+    "ratio_best": ("ratio of bests", "{:.2f}x"),
+    "gmacs": ("multiply-adds, G", "{:.2f}"),
+    "share": ("share of the limit", "{:.2f}"),
+    "peak_mb": ("peak memory, MB", "{:.0f}"),
+    "taken": ("taken", "{}"),
+    "calls": ("calls", "{:g}"),
+    "ms": ("ms", "{:.2f}"),
+    "part": ("share of the time", "{:.2f}"),
+}
+NONE = "--"
+
+Record = dict[str, object]
+
+
+def speed_record(model: str, batch: int, timing: Timing, baseline: Timing) -> Record:
+    """What every benchmark of speed reports of one model at one batch size."""
+    return {
+        "model": model,
+        "batch": batch,
+        "images_per_s": batch / timing.median,
+        "images_per_s_best": batch / timing.best,
+        "ratio": baseline.median / timing.median,
+        "ratio_best": baseline.best / timing.best,
+    }
+
+
+def table(records: Sequence[Record], markdown: bool = False, first: str = "model") -> str:
+    """Records in columns; `first` is the heading of the first one."""
+    keys = [key for key in COLUMNS if any(key in record for record in records)]
+    headers = [first if key == "model" else COLUMNS[key][0] for key in keys]
+    rows = [[COLUMNS[key][1].format(record[key]) if key in record else NONE for key in keys] for record in records]
+    return render_table(headers, rows, markdown=markdown)
+
+
+def add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write the table there, as CSV and Markdown")
+
+
+def present(
+    args: argparse.Namespace,
+    bench: str,
+    records: Sequence[Record],
+    setting: Mapping[str, object],
+    argv: Sequence[str],
+    note: str,
+    first: str = "model",
+) -> int:
+    """Prints the table and, with `--out`, writes the files; arguments as of `write_report`."""
+    print(table(records, markdown=args.markdown, first=first))
+    print(f"\n{note}\n{torch.get_num_threads()} threads, torch {torch.__version__}")
+    if args.out is not None:
+        page, sheet = write_report(args.out, bench, records, setting, argv, note, first)
+        print(f"written to {page} and {sheet}")
+    return 0
+
+
+def check_out(folder: Path, bench: str) -> tuple[Path, Path]:
+    """The Markdown and the CSV file of a benchmark; an error if something else stands there."""
+    page, sheet = folder / f"{bench}.md", folder / f"{bench}.csv"
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"--out {folder}: it is a file; expected a folder")
+    for path, start in ((page, _heading(bench)), (sheet, "bench,")):
+        if path.exists() and not path.read_text(encoding="utf-8").startswith(start):
+            raise ValueError(f"{path} is not of `wbmm bench {bench}`: choose another --out")
+    return page, sheet
+
+
+def write_report(
+    folder: Path,
+    bench: str,
+    records: Sequence[Record],
+    setting: Mapping[str, object],
+    argv: Sequence[str],
+    note: str,
+    first: str = "model",
+) -> tuple[Path, Path]:
+    """Writes both files, each whole or not at all.
+
+    Args:
+        folder: made if there is none.
+        bench: name of the benchmark.
+        records: of the models.
+        setting: what all records share, such as the size of the images; columns of the CSV.
+        argv: arguments of `wbmm bench <bench>`.
+        note: what the figures mean, under the table.
+        first: heading of the first column.
+    """
+    page, sheet = check_out(folder, bench)
+    folder.mkdir(parents=True, exist_ok=True)
+    command = shlex.join(["wbmm", "bench", bench, *argv])
+    facts = machine_facts(str(setting.get("device", "cpu")))
+    text = (
+        f"{_heading(bench)}\n{table(records, markdown=True, first=first)}\n\n{note}\n\n{measured_line(facts)}\n\n"
+        f"```sh\n{command}\n```\n"
+    )
+    rows = [{"bench": bench, **record, **setting, **facts, "command": command} for record in records]
+    for path, content in ((page, text), (sheet, _csv(rows))):
+        with atomic_path(path, force=True) as temporary:
+            temporary.write_text(content, encoding="utf-8")
+    return page, sheet
+
+
+def _csv(rows: Sequence[Record]) -> str:
+    out = io.StringIO()
+    fields = list(dict.fromkeys(key for row in rows for key in row))
+    writer = csv.DictWriter(out, fields, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()})
+    return out.getvalue()
+
+
+def _heading(bench: str) -> str:
+    return f"# wbmm bench {bench}\n"
+
+
+def add_speed_arguments(
+    parser: argparse.ArgumentParser, models: Sequence[str], forms: Sequence[str], batch: list[int]
+) -> None:
+    parser.add_argument(
+        "models",
+        nargs="*",
+        default=list(models),
+        metavar="NAME[:FORM]",
+        help=f"forms: {', '.join(forms)} (default: {' '.join(models)})",
+    )
+    parser.add_argument("--baseline", default="convnext_tiny", help="ratios are to this model (default: convnext_tiny)")
+    parser.add_argument("--batch", type=int, nargs="+", default=batch)
+    parser.add_argument("--size", type=int, nargs=2, default=(224, 224), metavar=("H", "W"))
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds of rest before each call (default: 0)")
+    parser.add_argument("--compile", action="store_true", help="torch.compile each model; compiling is not timed")
+    parser.add_argument("--device", default="cpu")
+    add_output_arguments(parser)
+
+
+def check_speed_arguments(args: argparse.Namespace, bench: str, forms: tuple[str, ...]) -> list[str]:
+    """The models to build, the baseline first, each once; an error before anything is built."""
+    if min(*args.batch, args.rounds, *args.size) < 1 or args.pause < 0:
+        raise ValueError(
+            f"--batch {args.batch}, --size {tuple(args.size)}, --rounds {args.rounds}, --pause {args.pause}: expected "
+            "at least 1, and no pause below 0"
+        )
+    specs = list(dict.fromkeys([args.baseline, *args.models]))
+    for spec in specs:
+        split(spec, forms)
+    if args.out is not None:
+        check_out(args.out, bench)
+    return specs
+
+
+def progress() -> None:
+    """A dot a round, where somebody looks on."""
+    if sys.stderr.isatty():
+        print(".", end="", file=sys.stderr, flush=True)
+
+
+def finish(args: argparse.Namespace, bench: str, records: Sequence[Record], note: str) -> int:
+    """`present` with what the benchmarks of speed share."""
+    setting = {
+        "height": args.size[0],
+        "width": args.size[1],
+        "rounds": args.rounds,
+        "baseline": args.baseline,
+        "compiled": args.compile,
+        "device": args.device,
+    }
+    return present(args, bench, records, setting, _argv(args), note)
+
+
+def _argv(args: argparse.Namespace) -> list[str]:
+    """The arguments that measure the same again."""
+    argv = [*args.models, "--baseline", args.baseline, "--batch", *map(str, args.batch)]
+    argv += ["--size", *map(str, args.size), "--rounds", str(args.rounds)]
+    if args.pause:
+        argv += ["--pause", str(args.pause)]
+    if args.device != "cpu":
+        argv += ["--device", args.device]
+    for flag in ("compile", "limit", "memory"):
+        argv += [f"--{flag}"] if getattr(args, flag, False) else []
+    return argv

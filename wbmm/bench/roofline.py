@@ -1,0 +1,275 @@
+"""`wbmm bench roofline`: bytes and multiply-adds of a model, and the time that they take at a GPU's limits.
+
+Everything here is computed, not measured. The model runs on the meta device, which needs no memory, and each operator
+that PyTorch issues counts as one kernel that reads its inputs and writes its outputs once. Its time is the larger of
+bytes over the memory's speed and multiply-adds over the arithmetic units' speed. Real kernels are slower. The figures
+show what bounds a step, and how much a fused path can save.
+"""
+
+import argparse
+import csv
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import resources
+
+import timm
+import torch
+import torch.nn as nn
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+
+from wbmm.layers import Block, FusedBlock
+from wbmm.models.fuse import fuse
+from wbmm.models.wbmm import Downsample, Stem
+from wbmm.text import render_table
+
+__all__ = ["GPUS", "Gpu", "Kernel", "parts", "record", "units"]
+
+EXAMPLE = "wbmm bench roofline wbmm_t --gpu a100 --batch 128 --training"
+HEADERS = ("part", "kernels", "GB", "G multiply-adds", "ms", "share", "bound by")
+PAPER_HEADERS = ("operator", "map", "batch", "images/s (paper)", "GB/s", "share of the memory's speed", "TFLOP/s")
+PAPER_CHANNELS, PAPER_GPU = 256, "a800"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Limits by the maker's data sheet, dense: GB/s, and TFLOP/s in each precision."""
+
+    name: str
+    bandwidth: float
+    tflops: dict[str, float]
+
+    def seconds(self, bytes_: float, macs: float, precision: str) -> float:
+        """The least time of one kernel."""
+        return max(bytes_ / (self.bandwidth * 1e9), 2 * macs / (self.tflops[precision] * 1e12))
+
+
+GPUS = {
+    "a100": Gpu("A100 SXM 80 GB", 2039, {"ieee": 19.5, "tf32": 156, "bf16": 312}),
+    "a800": Gpu("A800 SXM 80 GB", 2039, {"ieee": 19.5, "tf32": 156, "bf16": 312}),
+    "h100": Gpu("H100 SXM", 3350, {"ieee": 67, "tf32": 494, "bf16": 989}),
+    "l4": Gpu("L4", 300, {"ieee": 30.3, "tf32": 60, "bf16": 121}),
+    "l40s": Gpu("L40S", 864, {"ieee": 91.6, "tf32": 183, "bf16": 362}),
+    "a10": Gpu("A10", 600, {"ieee": 31.2, "tf32": 62.5, "bf16": 125}),
+}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One operator as it was issued, and what it moves and computes."""
+
+    operator: str
+    bytes: int
+    macs: int
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes each operator that reads or writes memory."""
+
+    # Make room or hand on what is there: no kernel runs.
+    FREE = ("empty", "new_empty", "detach", "alias", "lift", "is_same_size", "_unsafe_view", "_reshape_alias")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: list[Kernel] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        name = func._schema.name.removeprefix("aten::")
+        inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        written = [tensor for tensor in outputs if not _is_view(tensor, inputs)]
+        if func._schema.is_mutable:
+            written = outputs or inputs[:1]
+        if written and not name.startswith(self.FREE):
+            moved = sum(map(_bytes, _distinct(inputs))) + sum(map(_bytes, _distinct(written)))
+            self.kernels.append(Kernel(name, moved, _macs(func, args, kwargs, out)))
+        return out
+
+
+def _macs(func, args: tuple, kwargs: dict, out) -> int:
+    if func._overloadpacket is torch.ops.aten.convolution_backward:  # PyTorch's formula passes over the groups
+        grad, weight, mask = args[0], args[2], args[10]
+        return grad.numel() * weight[0].numel() * sum(mask[:2])
+    count = flop_registry.get(func._overloadpacket)
+    return count(*args, **kwargs, out_val=out) // 2 if count else 0
+
+
+def _is_view(tensor: Tensor, inputs: Iterable[Tensor]) -> bool:
+    storage = tensor.untyped_storage()._cdata
+    return any(other.untyped_storage()._cdata == storage for other in inputs)
+
+
+def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Each piece of memory once: `x * x` reads x once."""
+    return list({(t.untyped_storage()._cdata, t.storage_offset(), t.shape): t for t in tensors}.values())
+
+
+def _bytes(tensor: Tensor) -> int:
+    """What is really stored: a dimension of stride 0 is one row that is read again from the cache."""
+    count = 1
+    for side, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        count *= 1 if stride == 0 and side else side
+    return count * tensor.element_size()
+
+
+def record(module: nn.Module, x: Tensor, training: bool = False) -> list[Kernel]:
+    """The kernels of a forward pass or, with `training`, of forward and backward.
+
+    Args:
+        module: on the meta device, as is `x`.
+        training: gradients of the input and of all parameters are computed.
+    """
+    module.train(training)
+    with _Recorder() as recorder, torch.set_grad_enabled(training):
+        out = module(x.requires_grad_(training))
+        if training:
+            out.backward(torch.empty_like(out))
+    return recorder.kernels
+
+
+@dataclass(frozen=True)
+class Unit:
+    """A part of a model that is computed as a whole: where it is, the part itself, the shape of its input."""
+
+    name: str
+    module: nn.Module
+    shape: tuple[int, ...]
+
+
+def units(model: nn.Module, images: Tensor) -> list[Unit]:
+    """Stem, downsampling layers, blocks and head of a model of the family, in order; any other model as one unit."""
+    kinds = (Stem, Downsample, Block, FusedBlock)
+    found: list[Unit] = []
+    handles = []
+    for name, module in model.named_modules():
+        if isinstance(module, kinds):
+            note = partial(_note, found, name)
+            handles.append(module.register_forward_pre_hook(note))
+    with torch.no_grad():
+        model.eval()(images)
+    for handle in handles:
+        handle.remove()
+    return found or [Unit("whole model", model, tuple(images.shape))]
+
+
+def _note(found: list[Unit], name: str, module: nn.Module, args: tuple[Tensor]) -> None:
+    found.append(Unit(name, module, tuple(args[0].shape)))
+
+
+@dataclass
+class Part:
+    """Units of one kind and shape, summed."""
+
+    label: str
+    count: int = 0
+    kernels: int = 0
+    bytes: int = 0
+    macs: int = 0
+    seconds: float = 0.0
+    bound: Counter = field(default_factory=Counter)
+
+    def add(self, kernels: list[Kernel], gpu: Gpu, precision: str) -> None:
+        self.count += 1
+        for kernel in kernels:
+            seconds = gpu.seconds(kernel.bytes, kernel.macs, precision)
+            memory = gpu.seconds(kernel.bytes, 0, precision)
+            self.kernels += 1
+            self.bytes += kernel.bytes
+            self.macs += kernel.macs
+            self.seconds += seconds
+            self.bound["memory" if memory >= seconds else "arithmetic"] += seconds
+
+    def row(self, whole: float) -> list[str]:
+        bound = ", ".join(f"{name} {part / self.seconds:.0%}" for name, part in self.bound.most_common())
+        values = f"{self.bytes / 1e9:.2f}", f"{self.macs / 1e9:.1f}", f"{self.seconds * 1e3:.3f}"
+        return [self.label, str(self.kernels), *values, f"{self.seconds / whole:.0%}", bound]
+
+
+def parts(model: nn.Module, images: Tensor, gpu: Gpu, precision: str, training: bool) -> list[Part]:
+    """What each kind of unit costs at a GPU's limits; the last part is the sum."""
+    found: dict[str, Part] = {}
+    memo: dict[tuple, list[Kernel]] = {}
+    whole = Part("all")
+    for unit in units(model, images):
+        label = _label(unit)
+        if (label, unit.shape) not in memo:
+            x = torch.empty(unit.shape, dtype=images.dtype, device="meta", memory_format=torch.channels_last)
+            memo[label, unit.shape] = record(unit.module, x, training)
+        for part in (found.setdefault(label, Part(label)), whole):
+            part.add(memo[label, unit.shape], gpu, precision)
+    for part in found.values():
+        part.label = f"{part.count} x {part.label}" if part.count > 1 else part.label
+    return [*found.values(), whole]
+
+
+def _label(unit: Unit) -> str:
+    where = "x".join(map(str, unit.shape[1:]))
+    if not isinstance(unit.module, Block | FusedBlock):
+        return f"{type(unit.module).__name__}, {where}"
+    return f"block with {type(unit.module.mixer).__name__}, {where}"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", default="wbmm_t", help="timm name (default: wbmm_t)")
+    parser.add_argument("--gpu", choices=GPUS, default="a100")
+    parser.add_argument("--precision", choices=("ieee", "tf32", "bf16"), default="tf32")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--size", type=int, nargs=2, default=(224, 224), metavar=("H", "W"))
+    parser.add_argument("--training", action="store_true", help="forward and backward, in training form")
+    parser.add_argument("--paper", action="store_true", help="read the paper's A800 operator table against the limits")
+    parser.add_argument("--markdown", action="store_true")
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.paper:
+        print(render_table(PAPER_HEADERS, paper_rows(args.batch), markdown=args.markdown))
+        print(
+            f"\nThe paper's images/s on an A800, {PAPER_CHANNELS} channels, float32. GB/s: x read once and y written "
+            "once; TFLOP/s: of the product. Computed from the paper's figures, not measured here."
+        )
+        return 0
+    if min(args.batch, *args.size) < 1:
+        raise ValueError(f"--batch {args.batch}, --size {tuple(args.size)}: each must be at least 1")
+    if not timm.is_model(args.model):
+        raise ValueError(f"timm knows no model {args.model!r}; see `wbmm list` and timm.list_models()")
+    dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
+    model = timm.create_model(args.model, device=torch.device("meta"), dtype=dtype).eval()
+    model = model if args.training else fuse(model)
+    images = torch.empty(args.batch, 3, *args.size, dtype=dtype, device="meta", memory_format=torch.channels_last)
+    gpu = GPUS[args.gpu]
+    found = parts(model, images, gpu, args.precision, args.training)
+    whole = found[-1].seconds
+    print(render_table(HEADERS, [part.row(whole) for part in found], markdown=args.markdown))
+    what = "forward and backward" if args.training else "forward, fused"
+    print(
+        f"\nComputed, not measured: {args.model}, {what}, batch {args.batch}, {args.size[0]}x{args.size[1]}, "
+        f"{args.precision}, on {gpu.name} ({gpu.bandwidth:g} GB/s, {gpu.tflops[args.precision]:g} TFLOP/s); each "
+        f"operator of the reference path is one kernel at the limit. At most {args.batch / whole:.0f} images/s."
+    )
+    return 0
+
+
+def paper_rows(batch: int) -> list[list[str]]:
+    """The paper's operator table at one batch size, as GB/s and TFLOP/s."""
+    text = resources.files("wbmm.bench").joinpath("paper_operators.csv").read_text(encoding="utf-8")
+    rows = [row for row in csv.DictReader(text.splitlines()) if row["method"] == "WBMM-C"]
+    batches = sorted({int(row["batch"]) for row in rows})
+    if batch not in batches:
+        raise ValueError(f"--batch {batch}: the paper has {', '.join(map(str, batches))}")
+    gpu, result = GPUS[PAPER_GPU], []
+    for row in rows:
+        if int(row["batch"]) != batch:
+            continue
+        side, window, speed = int(row["map"]), int(row["size"]), float(row["kfps"]) * 1e3
+        bandwidth = speed * 2 * PAPER_CHANNELS * side * side * 4 / 1e9
+        tflops = speed * 2 * PAPER_CHANNELS * side * side * window * window / 1e12
+        name = f"WBMM-C {window}x{window}"
+        figures = f"{speed:.0f}", f"{bandwidth:.0f}", f"{bandwidth / gpu.bandwidth:.0%}", f"{tflops:.1f}"
+        result.append([name, f"{side}x{side}", str(batch), *figures])
+    return result

@@ -1,0 +1,117 @@
+"""Segmentors of mmseg and detectors of mmdet as what `wbmm export --config` exports."""
+
+import copy
+from pathlib import Path
+
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+from wbmm.deploy.export.pipeline import Exportable
+from wbmm.io.card import ModelCard
+
+__all__ = ["BackboneMaps", "NeckMaps", "SegmentorLogits", "open_exportable"]
+
+SIZES = {"segmentor": (512, 512), "detector": (800, 1280)}  # of images, where the configuration has none
+
+
+def open_exportable(config: Path, checkpoint: Path, features: bool = False) -> Exportable:
+    """A segmentor, a detector's backbone and neck, or with `features` the backbone of either.
+
+    Args:
+        config: its configuration.
+        checkpoint: its weights, loaded strictly.
+    """
+    try:
+        from .build import build_detector, build_segmentor, load_mm_config
+    except ImportError as error:
+        raise ValueError(
+            f"--config needs MMSegmentation or MMDetection ({error}): pip install 'wbmm[seg]' or 'wbmm[det]'"
+        ) from None
+    cfg = load_mm_config(config)
+    kind = "segmentor" if "decode_head" in cfg.model else "detector"
+    build = build_segmentor if kind == "segmentor" else build_detector
+    model = build(cfg, checkpoint)
+    card, bgr = _card(cfg, model, kind)
+    if features:
+        names = [f"stage{i + 1}" for i in model.backbone.out_indices]
+        return Exportable(BackboneMaps(model, bgr), card.replace(kind="features", num_classes=0), names)
+    if kind == "segmentor":
+        return Exportable(SegmentorLogits(model, bgr), card, ["logits"])
+    # A map of level n has 1 / 2**n of the image's resolution; the backbone's first is at level 2.
+    net, first = NeckMaps(model, bgr), 2 + model.backbone.out_indices[0] + getattr(model.neck, "start_level", 0)
+    levels = range(first, first + model.neck.num_outs)
+    return Exportable(net, card, [f"p{level}" for level in levels], smallest=2 ** levels[-1] + 1)
+
+
+def _card(cfg, model: nn.Module, kind: str) -> tuple[ModelCard, bool]:
+    """The card, and whether the model takes BGR."""
+    images = cfg.model.get("data_preprocessor") or cfg.get("data_preprocessor") or {}
+    channels = cfg.model.backbone.get("in_chans", 3)
+    mean, std = (
+        tuple(value / 255 for value in images.get(key) or [default] * channels)
+        for key, default in (("mean", 0.0), ("std", 1.0))
+    )
+    names = (getattr(model, "dataset_meta", None) or {}).get("classes")
+    card = ModelCard(
+        model=cfg.model.backbone.get("arch") or "custom",
+        num_classes=model.decode_head.num_classes if kind == "segmentor" else 0,
+        input_size=(channels, *(images.get("size") or SIZES[kind])),
+        mean=mean,
+        std=std,
+        interpolation="bilinear",
+        crop_pct=1.0,
+        class_names=list(names) if names else None,
+        kind=kind,
+    )
+    return card, channels == 3 and not images.get("bgr_to_rgb", False)
+
+
+class BackboneMaps(nn.Module):
+    """Images in RGB to the maps of a backbone; models that were trained on BGR get their channels turned."""
+
+    def __init__(self, model: nn.Module, bgr: bool = False) -> None:
+        super().__init__()
+        self.backbone = model.backbone
+        self.bgr = bgr
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        return self.backbone(images.flip(1) if self.bgr else images)
+
+
+class NeckMaps(BackboneMaps):
+    """Backbone and neck: the maps that a detector's heads work on."""
+
+    def __init__(self, model: nn.Module, bgr: bool = False) -> None:
+        super().__init__(model, bgr)
+        if getattr(model, "neck", None) is None:
+            raise ValueError(f"a {type(model).__name__} has no neck to export; take its backbone (--features)")
+        self.neck = copy.copy(model.neck)
+        self.extra = 0
+        if getattr(self.neck, "add_extra_convs", True) is False:
+            self.extra = self.neck.num_outs - len(self.neck.lateral_convs)
+            self.neck.num_outs -= self.extra
+
+    def forward(self, images: Tensor) -> tuple[Tensor, ...]:
+        maps = list(self.neck(super().forward(images)))
+        for _ in range(self.extra):
+            # Every second pixel. FPN takes max pooling for it, which would pin the size in torch.export.
+            channels = maps[-1].shape[1]
+            maps.append(F.conv2d(maps[-1], maps[-1].new_ones(channels, 1, 1, 1), stride=2, groups=channels))
+        return tuple(maps)
+
+
+class SegmentorLogits(BackboneMaps):
+    """A whole segmentor: logits `[B, classes, H, W]` at the size of the images, as in mmseg's whole-image testing."""
+
+    def __init__(self, model: nn.Module, bgr: bool = False) -> None:
+        super().__init__(model, bgr)
+        if isinstance(model.decode_head, nn.ModuleList):
+            raise ValueError(f"a {type(model).__name__} has a cascade of heads, which cannot be exported")
+        self.neck = getattr(model, "neck", None) or nn.Identity()
+        self.decode_head = model.decode_head
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits = self.decode_head(self.neck(super().forward(images)))
+        align = self.decode_head.align_corners
+        return F.interpolate(logits, size=images.shape[2:], mode="bilinear", align_corners=align)

@@ -1,0 +1,56 @@
+"""Entry points of tools/train_seg.py, test_seg.py, train_det.py and test_det.py: packages first, then `runner.py`."""
+
+import argparse
+import importlib
+from collections.abc import Sequence
+
+from wbmm.handler import run_command
+
+from . import require
+
+__all__ = ["evaluate_tool", "prefer_fast_metrics", "train_tool"]
+
+
+def train_tool(extra: str, argv: Sequence[str] | None = None) -> int:
+    """The training tool of an extra: `seg` or `det`."""
+    return run_command(f"train_{extra}", lambda: _train(extra, argv))
+
+
+def evaluate_tool(extra: str, argv: Sequence[str] | None = None) -> int:
+    """The testing tool of an extra: `seg` or `det`."""
+    return run_command(f"test_{extra}", lambda: _test(extra, argv))
+
+
+def _train(extra: str, argv: Sequence[str] | None) -> None:
+    _prepare_packages(extra)
+    from .runner import add_train_arguments, run_training
+
+    parser = argparse.ArgumentParser(prog=f"train_{extra}")
+    add_train_arguments(parser)
+    run_training(extra, parser.parse_args(argv))
+
+
+def _test(extra: str, argv: Sequence[str] | None) -> None:
+    _prepare_packages(extra)
+    from .runner import add_test_arguments, run_testing
+
+    parser = argparse.ArgumentParser(prog=f"test_{extra}")
+    add_test_arguments(parser, extra)
+    run_testing(extra, parser.parse_args(argv))
+
+
+def _prepare_packages(extra: str) -> None:
+    prefer_fast_metrics(extra)
+    require(extra)
+
+
+def prefer_fast_metrics(extra: str) -> bool:
+    """Puts faster-coco-eval in the place of pycocotools, before mmdet imports it; whether it is there."""
+    if extra != "det":
+        return False
+    try:
+        faster = importlib.import_module("faster_coco_eval")
+    except ImportError:
+        return False
+    faster.init_as_pycocotools()
+    return True
