@@ -10,7 +10,7 @@ from contextlib import suppress
 from .extras import install_command
 from .text import printable
 
-__all__ = ["INTERRUPTED", "run_command"]
+__all__ = ["INTERRUPTED", "is_out_of_memory", "run_command"]
 
 FAILED, INTERRUPTED = 1, 130  # argparse's 2 is for wrong usage
 _MEMORY = ("can't allocate memory", "out of memory")
@@ -44,6 +44,11 @@ def run_command(name: str, work: Callable[[], int | None]) -> int:
         return FAILED
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether an error of Python, PyTorch or CUDA says that memory ran out."""
+    return isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in _MEMORY)
+
+
 def _debug() -> bool:
     return os.environ.get("WBMM_DEBUG", "") not in ("", "0")
 
@@ -67,7 +72,7 @@ def _explain(error: Exception) -> str | None:
         advice = f": {command}" if command and "pip install" not in text else ""
         text = text or f"the package {error.name} is missing"
         return None if (error.name or "").startswith("wbmm") else f"{text}{advice}"
-    if isinstance(error, MemoryError) or any(sign in text.lower() for sign in _MEMORY):
+    if is_out_of_memory(error):
         first = (text.splitlines() or ["MemoryError"])[0]
         return f"out of memory ({first[:200]}); use a smaller batch, image size or model"
     expected = isinstance(error, (ValueError, OSError, FloatingPointError))

@@ -7,12 +7,10 @@ show what bounds a step, and how much a fused path can save.
 """
 
 import argparse
-import csv
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import resources
 
 import timm
 import torch
@@ -26,6 +24,8 @@ from wbmm.layers import Block, FusedBlock
 from wbmm.models.fuse import fuse
 from wbmm.models.wbmm import Downsample, Stem
 from wbmm.text import render_table
+
+from .operators import paper_figures
 
 __all__ = ["GPUS", "Gpu", "Kernel", "parts", "record", "units"]
 
@@ -257,16 +257,14 @@ def run(args: argparse.Namespace) -> int:
 
 def paper_rows(batch: int) -> list[list[str]]:
     """The paper's operator table at one batch size, as GB/s and TFLOP/s."""
-    text = resources.files("wbmm.bench").joinpath("paper_operators.csv").read_text(encoding="utf-8")
-    rows = [row for row in csv.DictReader(text.splitlines()) if row["method"] == "WBMM-C"]
-    batches = sorted({int(row["batch"]) for row in rows})
+    paper = {key: speed for key, speed in paper_figures().items() if key[0] == "WBMM-C"}
+    batches = sorted({key[2] for key in paper})
     if batch not in batches:
         raise ValueError(f"--batch {batch}: the paper has {', '.join(map(str, batches))}")
     gpu, result = GPUS[PAPER_GPU], []
-    for row in rows:
-        if int(row["batch"]) != batch:
+    for (_, window, at, side), speed in paper.items():
+        if at != batch:
             continue
-        side, window, speed = int(row["map"]), int(row["size"]), float(row["kfps"]) * 1e3
         bandwidth = speed * 2 * PAPER_CHANNELS * side * side * 4 / 1e9
         tflops = speed * 2 * PAPER_CHANNELS * side * side * window * window / 1e12
         name = f"WBMM-C {window}x{window}"

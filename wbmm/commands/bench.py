@@ -4,6 +4,7 @@ import argparse
 import importlib
 
 BENCHES = {
+    "op": ("wbmm.bench.operator_speed", "the operator against depthwise convolutions, as in the paper's table"),
     "model": ("wbmm.bench.inference", "inference of whole models beside a baseline"),
     "train": ("wbmm.bench.training", "one training step beside a baseline"),
     "runtime": ("wbmm.bench.runtime", "one model in PyTorch, ONNX Runtime, OpenVINO and INT8"),
