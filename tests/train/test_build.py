@@ -46,19 +46,19 @@ def test_a_fused_file_is_refused_and_its_source_named(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_a_file_is_read_once_and_its_names_are_converted_once(tmp_path, count_reads, monkeypatch, suffix):
+def test_a_file_is_read_once_and_its_names_are_converted_once(tmp_path, files_read, monkeypatch, suffix):
     state = released_state_dict("wbmm_p")
     path, model = tmp_path / f"weights{suffix}", timm.create_model("wbmm_p")
     torch.save({"model": state}, path) if suffix == ".pth" else save_file(state, path)
     converted, rename = [], released._rename
     monkeypatch.setattr(released, "_rename", lambda name, table: converted.append(name) or rename(name, table))
     init_weights(model, path)
-    assert count_reads == [path]
+    assert files_read == [path]
     assert len(converted) == sum(not key.endswith("relative_position_index") for key in state)
 
 
-def test_a_fused_file_that_is_refused_is_read_once(tmp_path, count_reads):
+def test_a_fused_file_that_is_refused_is_read_once(tmp_path, files_read):
     wbmm.save_model(wbmm.fuse(timm.create_model("wbmm_a").eval()), tmp_path / "fused.pth")
     with pytest.raises(CheckpointError, match="cannot be trained"):
         init_weights(timm.create_model("wbmm_a"), tmp_path / "fused.pth")
-    assert count_reads == [tmp_path / "fused.pth"]
+    assert files_read == [tmp_path / "fused.pth"]

@@ -351,14 +351,14 @@ def test_a_damaged_checkpoint_is_put_aside(make_config):
     assert (out_of(config) / "last.damaged.pt").exists()
 
 
-def test_a_checkpoint_is_read_once(make_config, count_reads):
+def test_a_checkpoint_is_read_once(make_config, files_read):
     config = make_config(schedule={"epochs": 1, "warmup_epochs": 0})
     fit(load_config(config))
     last = out_of(config) / "last.pt"
-    assert count_reads == []
+    assert files_read == []
     for resume in ("auto", last):
         fit(load_config(config, ["schedule.epochs=2", f"resume={resume}"]))
-        assert count_reads == [last]
-        count_reads.clear()
+        assert files_read == [last]
+        files_read.clear()
     fit(load_config(config, [f"init={last}", f"out={config.parent / 'second'}"]))
-    assert count_reads == [last]
+    assert files_read == [last]
