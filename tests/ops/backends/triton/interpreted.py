@@ -3,13 +3,15 @@
 TRITON_INTERPRET=1 has to be set before Triton is imported, and other tests of the suite import it.
 """
 
+import copy
 import os
 
 import pytest
 import torch
+import torch.nn as nn
 
 from tests.helpers import randomize
-from wbmm.layers import HierarchicalWBMM2d, WBMM2d
+from wbmm.layers import FeedForward, FusedFeedForward, HierarchicalWBMM2d, WBMM2d
 from wbmm.ops import dispatch, reference, use_backend
 from wbmm.ops.backends.triton import windowed as kernels
 from wbmm.ops.tables import num_offsets, scales_of
@@ -40,10 +42,11 @@ def with_gradients(function, inputs, grad):
     return [out.detach(), *torch.autograd.grad(out, inputs, grad.to(out.dtype))]
 
 
-def compare(got, expected, tolerance):
+def compare(got, expected, tolerance, least=0.0):
+    """Errors relative to the largest value of a tensor, or to `least` where that is more."""
     for ours, theirs in zip(got, expected, strict=True):
         assert ours.shape == theirs.shape
-        error = (ours.double() - theirs).abs().max() / theirs.abs().max()
+        error = (ours.double() - theirs).abs().max() / theirs.abs().max().clamp_min(least)
         assert error < tolerance, f"{ours.shape}: {error}"
 
 
@@ -185,6 +188,123 @@ class TestWindowed:
             assert (out.dtype, dx.dtype, dtable.dtype) == (dtype, torch.float32, torch.float32)
             expected = reference.windowed(x, [table], (7, 7), bias)
             torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=5e-2)
+
+
+FFN_LAYERS = {"training form": lambda: FeedForward(12, 3), "fused": lambda: FusedFeedForward(12, 70, 1e-6)}
+
+
+class Gated(nn.Module):
+    """A feed-forward part as blocks use it, as a function of the map, the gate and the shortcut or the layer scale."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.ffn = randomize(FFN_LAYERS[name]())
+        self.scale = nn.Parameter(torch.rand(12) + 0.5)
+
+    def forward(self, x, gate, shortcut):
+        if isinstance(self.ffn, FusedFeedForward):
+            return self.ffn(x, gate, shortcut)
+        return shortcut + self.ffn(x, gate, self.scale)
+
+
+def ffn_outcome(layer, arguments, backend):
+    """Output and gradients of the arguments and of every parameter."""
+    arguments = [tensor.detach().clone().requires_grad_() for tensor in arguments]
+    with use_backend(backend):
+        out = layer(*arguments)
+        weights = torch.linspace(-1, 2, out.numel()).sin().view(out.shape).to(out.dtype)
+        parameters = [p for p in layer.parameters() if p is not layer.scale or isinstance(layer.ffn, FeedForward)]
+        return [out.detach(), *torch.autograd.grad((out * weights).sum(), [*arguments, *parameters])]
+
+
+def ffn_arguments(size, dtype=torch.float32, last=True):
+    x, shortcut = (a_map(2, 12, size, last, dtype) for _ in range(2))
+    return x, torch.rand(2, 12).to(dtype), shortcut
+
+
+class TestFeedForward:
+    @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+    @pytest.mark.parametrize("size", [(9, 9), (2, 3), (13, 5)])  # two blocks of positions, and less than one
+    @pytest.mark.parametrize("name", FFN_LAYERS)
+    def test_output_and_gradients(self, name, size, training):
+        layer, arguments = Gated(name).train(training), ffn_arguments(size)
+        got = ffn_outcome(copy.deepcopy(layer), arguments, "triton")
+        double = [tensor.double() for tensor in arguments]
+        # The gradient of GRN's beta is zero where a batch norm subtracts it again; what is left is rounding.
+        compare(got, ffn_outcome(copy.deepcopy(layer).double(), double, "reference"), 1e-5, least=10)
+
+    @pytest.mark.parametrize("last", [True, False])
+    @pytest.mark.parametrize("name", FFN_LAYERS)
+    def test_inference(self, name, last):
+        """Batch norm, layer scale and shortcut in one pass."""
+        layer, arguments = Gated(name).eval(), ffn_arguments((9, 8), last=last)
+        with torch.no_grad():
+            with use_backend("reference"):
+                expected = layer(*arguments)
+            with use_backend("triton"):
+                got = layer(*arguments)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("affine", [True, False])
+    @pytest.mark.parametrize("statistics", [True, False])
+    def test_batch_norms(self, affine, statistics):
+        layer, (x, gate, _) = randomize(FeedForward(12)), ffn_arguments((5, 5))
+        layer.norm = randomize(nn.BatchNorm2d(12, affine=affine, track_running_stats=statistics))
+        layer.eval()
+        with torch.no_grad():
+            with use_backend("reference"):
+                expected = layer(x, gate)
+            with use_backend("triton"):
+                torch.testing.assert_close(layer(x, gate), expected, rtol=1e-4, atol=1e-5)
+                calls = []
+                layer.norm.register_forward_hook(lambda *arguments: calls.append(1))
+                torch.testing.assert_close(layer(x, gate), expected, rtol=1e-4, atol=1e-5)
+        assert calls, "a norm with a hook is called"
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+    def test_half_precision(self, dtype):
+        layer, arguments = Gated("fused").to(dtype), ffn_arguments((9, 9), dtype)
+        got = ffn_outcome(layer, arguments, "triton")
+        assert all(tensor.dtype == dtype for tensor in got)
+        double = [tensor.double() for tensor in arguments]
+        compare(got, ffn_outcome(copy.deepcopy(layer).double(), double, "reference"), 0.05)
+
+    @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+    @pytest.mark.parametrize("name", FFN_LAYERS)
+    def test_autocast(self, name, mode):
+        """The types that the reference gives."""
+        layer, arguments = Gated(name).eval(), ffn_arguments((9, 9))
+        with mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+            with use_backend("reference"):
+                expected = layer(*arguments)
+            with use_backend("triton"):
+                got = layer(*arguments)
+        assert got.dtype == expected.dtype
+        compare([got], [expected.double()], 0.03)
+
+    def test_only_the_pre_activation_is_kept(self):
+        layer, (x, gate, shortcut) = Gated("fused"), ffn_arguments((9, 9))
+        wide = []
+
+        def note(tensor):
+            if tensor.shape[-1] == 70 and tensor.numel() == 2 * 81 * 70:
+                wide.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), use_backend("triton"):
+            layer(x, gate, shortcut)
+        assert len(wide) == 1
+
+    def test_second_derivatives(self):
+        layer, (x, gate, shortcut) = Gated("fused"), ffn_arguments((3, 3))
+
+        def penalty(backend):
+            inputs = [x.clone().requires_grad_(), *layer.ffn.parameters()]
+            with use_backend(backend):
+                first = torch.autograd.grad(layer(inputs[0], gate, shortcut).sin().sum(), inputs, create_graph=True)
+                return torch.autograd.grad(sum(grad.square().sum() for grad in first), inputs)
+
+        compare(penalty("triton"), penalty("reference"), 1e-4)
 
 
 class TestTheDoor:

@@ -12,7 +12,7 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from wbmm.ops.backends.triton import windowed  # noqa: E402
+from wbmm.ops.backends.triton import ffn, windowed  # noqa: E402
 
 BIN = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin")
 # By compute capability: the assembler, its name of the target, the bytes of shared memory that a program can have.
@@ -23,7 +23,14 @@ TARGETS = {
 }
 LAYOUTS = {"channels-last": "stride_c", "contiguous": "stride_w"}  # the stride that is 1
 TYPES = {"tf32": ("fp32", "tf32"), "ieee": ("fp32", "tf32x3"), "bf16": ("bf16", "tf32x3"), "fp16": ("fp16", "tf32x3")}
-POINTERS = {"table", "local_table", "bias", "partial", "dtable"}
+POINTERS = {"table", "local_table", "bias", "partial", "dtable", "scale", "beta", "slope", "factor"}
+FFN_KERNELS = [
+    ffn.squares_kernel,
+    ffn.scale_kernel,
+    ffn.scale_backward_kernel,
+    ffn.hidden_backward_kernel,
+    ffn.finish_kernel,
+]
 
 
 def compiled(kernel, capability, maps, kind, constants, options, layout=None):
@@ -35,10 +42,11 @@ def compiled(kernel, capability, maps, kind, constants, options, layout=None):
     """
     constants = dict(constants)
     aligned = [name for name in kernel.arg_names if name in maps or name in POINTERS]
+    aligned += ["channels"] if layout != "contiguous" and "channels" in kernel.arg_names else []
     if layout is not None:
         constants[LAYOUTS[layout]] = 1
         if layout == "channels-last":
-            aligned += ["channels", "stride_b", "stride_h", "stride_w"]
+            aligned += ["stride_b", "stride_h", "stride_w"]
     signature = dict.fromkeys(kernel.arg_names, "i32")
     signature |= dict.fromkeys(POINTERS, "*fp32") | dict.fromkeys(maps, f"*{kind}")
     signature |= dict.fromkeys(constants, "constexpr")
@@ -113,6 +121,17 @@ def test_table_gradient(capability):
                 assert "atom." not in ptx
                 assert "red.global" not in ptx
         collapse(capability, window)
+
+
+@pytest.mark.parametrize("capability", TARGETS)
+@pytest.mark.parametrize("kernel", FFN_KERNELS, ids=lambda kernel: kernel.__name__)
+def test_feed_forward(capability, kernel):
+    meta = {**ffn.META, **{name: True for name in ("FACTOR", "BIAS", "SHORTCUT") if name in kernel.arg_names}}
+    options = {"num_warps": meta.pop("num_warps")}
+    maps = [name for name in kernel.arg_names if name in ("h", "v", "dv", "y", "out", "shortcut")]
+    for kind in ("fp32", "bf16", "fp16"):
+        ptx = compiled(kernel, capability, maps, kind, meta, options)
+        assert "atom." not in ptx
 
 
 @pytest.mark.heavy
