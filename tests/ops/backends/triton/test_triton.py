@@ -1,7 +1,9 @@
 """The backend where there is no GPU: why it cannot run, and its operators on tensors that only pretend to be on one."""
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +27,17 @@ def test_the_kernels_are_imported_where_they_run():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == "['wbmm.ops.backends.triton']"
+
+
+def test_the_check_for_a_gpu_needs_one(tmp_path):
+    script = Path(__file__).parents[4] / "scripts" / "gpu_check.sh"
+    environment = {**os.environ, "PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""}
+    run = subprocess.run(
+        ["bash", str(script), str(tmp_path / "out.txt")], env=environment, capture_output=True, text=True
+    )
+    assert run.returncode == 1
+    assert "no CUDA device is visible" in run.stderr
+    assert not (tmp_path / "out.txt").exists()
 
 
 def call(x=None, window=WINDOW, tables=1, table=None, operator="windowed"):
@@ -140,10 +153,11 @@ class TestFakeCuda:
     def test_precision_follows_torch(self):
         from wbmm.ops.backends.triton.windowed import dot_options
 
-        before = torch.backends.cuda.matmul.fp32_precision
+        matmul = torch.backends.cuda.matmul
+        before = matmul.allow_tf32
         try:
-            for setting, expected in (("tf32", "tf32"), ("ieee", "tf32x3")):
-                torch.backends.cuda.matmul.fp32_precision = setting
+            for allowed, expected in ((True, "tf32"), (False, "tf32x3")):
+                matmul.allow_tf32 = allowed
                 assert dot_options(torch.zeros(1))["PRECISION"] == expected
         finally:
-            torch.backends.cuda.matmul.fp32_precision = before
+            matmul.allow_tf32 = before

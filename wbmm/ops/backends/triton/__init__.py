@@ -109,7 +109,9 @@ class Triton(Backend):
         # Zeros are what the kernel has outside a map; other values have to be there.
         padded = x if padding_mode == "zeros" else pad_to_windows(x, window, padding_mode)
         local_table = tables[1] if len(tables) > 1 else None
-        return crop(table_product(padded, tables[0], local_table, bias, list(window), shortcuts), *x.shape[-2:])
+        with torch.cuda.device_of(x):  # Triton launches on the current device
+            out = table_product(padded, tables[0], local_table, bias, list(window), shortcuts)
+        return crop(out, *x.shape[-2:])
 
     def gated_ffn(
         self,
@@ -124,6 +126,11 @@ class Triton(Backend):
         grad: bool,
         kept: object,
     ) -> Tensor:
+        with torch.cuda.device_of(x):  # Triton launches on the current device
+            return self._gated_ffn(x, fc1, grn, fc2, gate, norm, scale, shortcut, grad)
+
+    @staticmethod
+    def _gated_ffn(x, fc1, grn, fc2, gate, norm, scale, shortcut, grad: bool) -> Tensor:
         from .ffn import ffn, finish
 
         device, (gamma, beta, eps) = x.device.type, grn

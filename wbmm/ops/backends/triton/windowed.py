@@ -29,9 +29,9 @@ STEP = 16  # input positions that one step of the inner loop adds up
 # BC channels, BN windows, BJ output positions a program. 8 channels of float32 or 16 of half precision fill a sector.
 PRODUCT_CONFIGS = [
     triton.Config({"BC": 8, "BN": 16, "BJ": 32}, num_warps=8, num_stages=2),
-    triton.Config({"BC": 8, "BN": 32, "BJ": 32}, num_warps=8, num_stages=2),
+    triton.Config({"BC": 8, "BN": 32, "BJ": 32}, num_warps=8, num_stages=1),
     triton.Config({"BC": 16, "BN": 16, "BJ": 16}, num_warps=8, num_stages=2),
-    triton.Config({"BC": 4, "BN": 16, "BJ": 32}, num_warps=4, num_stages=2),
+    triton.Config({"BC": 4, "BN": 16, "BJ": 32}, num_warps=4, num_stages=1),
 ]
 PRODUCT_KEY = ["stride_w", "channels", "WH", "WW", "LOCAL", "PRECISION"]  # the first tells the memory format
 # Not tuned: what is summed in one step is a number of windows.
@@ -251,7 +251,9 @@ def dot_options(x: Tensor) -> dict[str, object]:
     float32 takes TF32 where torch allows it for its own products, else three products of it, which are about float32.
     The interpreter would multiply the bits of bfloat16 as integers.
     """
-    tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
+    matmul = torch.backends.cuda.matmul
+    setting = getattr(matmul, "fp32_precision", None)  # PyTorch 2.9 and later
+    tf32 = matmul.allow_tf32 if setting is None else setting == "tf32"
     return {"PRECISION": "tf32" if tf32 else "tf32x3", "UPCAST": INTERPRETED and x.dtype is torch.bfloat16}
 
 
