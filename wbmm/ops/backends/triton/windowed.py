@@ -257,6 +257,11 @@ def dot_options(x: Tensor) -> dict[str, object]:
     return {"PRECISION": "tf32" if tf32 else "tf32x3", "UPCAST": INTERPRETED and x.dtype is torch.bfloat16}
 
 
+def launch(kernel):
+    """A kernel as an operator launches it: visible to compilers, or plain in the interpreter."""
+    return kernel if INTERPRETED else wrap_triton(kernel)
+
+
 def block_rows(window: Window) -> int:
     """How many rows of a window one tile of a table's gradient has."""
     return max(1, min(window[0], TILE // window[1]))
@@ -367,11 +372,6 @@ def table_gradient(x: Tensor, grad: Tensor, window: list[int]) -> Tensor:
         partial, dtable, channels, splits, **shape, BO=OFFSET_BLOCK, BJ=triton.next_power_of_2(positions)
     )
     return dtable
-
-
-def launch(kernel):
-    """A kernel as an operator launches it: visible to compilers, or plain in the interpreter."""
-    return kernel if INTERPRETED else wrap_triton(kernel)
 
 
 def _keep_product(ctx, inputs, output) -> None:
