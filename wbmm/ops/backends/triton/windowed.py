@@ -31,7 +31,7 @@ PRODUCT_CONFIGS = [
     triton.Config({"BC": 8, "BN": 16, "BJ": 32}, num_warps=8, num_stages=2),
     triton.Config({"BC": 8, "BN": 32, "BJ": 32}, num_warps=8, num_stages=1),
     triton.Config({"BC": 16, "BN": 16, "BJ": 16}, num_warps=8, num_stages=2),
-    triton.Config({"BC": 4, "BN": 16, "BJ": 32}, num_warps=4, num_stages=1),
+    triton.Config({"BC": 4, "BN": 32, "BJ": 32}, num_warps=8, num_stages=2),
 ]
 PRODUCT_KEY = ["stride_w", "channels", "WH", "WW", "LOCAL", "PRECISION"]  # the first tells the memory format
 # Not tuned: what is summed in one step is a number of windows.
