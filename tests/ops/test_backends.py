@@ -15,7 +15,8 @@ from wbmm.ops import BACKENDS, dispatch, reference, use_backend, windowed
 from wbmm.ops.backends.onednn import linear
 from wbmm.ops.backends.tiled import LARGE_MATRIX
 
-NAMES = [None, *(backend.name for backend in BACKENDS)]  # None: the automatic choice
+# None: the automatic choice. Triton's kernels need a GPU or their interpreter: `backends/triton` runs them.
+NAMES = [None, *(backend.name for backend in BACKENDS if backend.name != "triton")]
 ON_A_CPU = (None, "onednn", "tiled")  # any other may refuse everything here, if it says why
 TOLERANCES = {torch.float32: 2e-4, torch.float64: 1e-10, torch.bfloat16: 6e-2}
 MODES = {"grad": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}

@@ -19,6 +19,7 @@ from torch import Tensor
 from wbmm.ops.backends import Backend, Call
 from wbmm.ops.backends.onednn import OneDNN
 from wbmm.ops.backends.tiled import Tiled
+from wbmm.ops.backends.triton import Triton
 
 from . import reference
 from .kept import Kept
@@ -30,7 +31,7 @@ __all__ = ["BACKENDS", "conv2d", "gated_ffn", "kept_matrix", "use_backend", "wat
 
 log = logging.getLogger(__name__)
 
-BACKENDS: list[Backend] = [OneDNN(), Tiled()]
+BACKENDS: list[Backend] = [Triton(), OneDNN(), Tiled()]
 REFERENCE = "reference"
 Note = Callable[[str, str, dict[str, str]], None]  # operator, backend, reasons of the others
 

@@ -1,0 +1,341 @@
+"""The kernels in Triton's interpreter against the reference, run by `test_interpreter.py`.
+
+TRITON_INTERPRET=1 has to be set before Triton is imported, and other tests of the suite import it.
+"""
+
+import copy
+import os
+
+import pytest
+import torch
+import torch.nn as nn
+
+from tests.helpers import randomize
+from wbmm.layers import FeedForward, FusedFeedForward, HierarchicalWBMM2d, WBMM2d
+from wbmm.ops import dispatch, reference, use_backend
+from wbmm.ops.backends.triton import windowed as kernels
+from wbmm.ops.tables import num_offsets, scales_of
+
+assert os.environ.get("TRITON_INTERPRET") == "1", "run test_interpreter.py"
+
+
+@pytest.fixture(autouse=True)
+def _nan_filled_scratch():
+    """Memory that nothing was written to is NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def a_map(batch, channels, size, last, dtype=torch.float32):
+    x = torch.randn(batch, channels, *size, dtype=torch.float64).to(dtype)
+    return x.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
+def tables_for(window, count, channels):
+    return [torch.randn(channels, num_offsets(scale)) / 4 for scale in scales_of(count, window)]
+
+
+def with_gradients(function, inputs, grad):
+    inputs = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    out = function(*inputs)
+    return [out.detach(), *torch.autograd.grad(out, inputs, grad.to(out.dtype))]
+
+
+def compare(got, expected, tolerance, least=0.0):
+    """Errors relative to the largest value of a tensor, or to `least` where that is more."""
+    for ours, theirs in zip(got, expected, strict=True):
+        assert ours.shape == theirs.shape
+        error = (ours.double() - theirs).abs().max() / theirs.abs().max().clamp_min(least)
+        assert error < tolerance, f"{ours.shape}: {error}"
+
+
+def check_windowed(x, window, count=1, bias=True, shortcuts=0, tolerance=2e-6):
+    """Output and all gradients of the operator against the reference in float64."""
+    channels = x.shape[1]
+    tables = tables_for(window, count, channels)
+    inputs = [x, *tables, *([torch.randn(channels)] if bias else [])]
+    grad = torch.randn_like(x)
+
+    def split(tensors):
+        return tensors[0], list(tensors[1 : 1 + count]), tensors[-1] if bias else None
+
+    def ours(*tensors):
+        x, tables, b = split(tensors)
+        return kernels.table_product(x, tables[0], tables[1] if count > 1 else None, b, list(window), shortcuts)
+
+    def theirs(*tensors):
+        x, tables, b = split(tensors)
+        return reference.windowed(x, tables, window, b, shortcuts)
+
+    got = with_gradients(ours, inputs, grad)
+    expected = with_gradients(theirs, [tensor.double() for tensor in inputs], grad.double())
+    compare(got, expected, tolerance)
+    assert got[0].dtype == got[1].dtype == x.dtype
+    assert got[0].stride() == got[1].stride() == x.stride()
+    assert all(tensor.dtype == torch.float32 for tensor in got[2:])
+
+
+class TestWindowed:
+    @pytest.mark.parametrize("last", [True, False], ids=["channels-last", "contiguous"])
+    @pytest.mark.parametrize(
+        ("window", "count", "size"),
+        [
+            ((7, 7), 1, (14, 7)),  # whole windows
+            ((7, 7), 1, (9, 16)),  # odd
+            ((7, 7), 1, (3, 5)),  # smaller than a window
+            ((7, 14), 1, (8, 15)),
+            ((14, 7), 1, (15, 8)),
+            ((14, 14), 1, (15, 9)),
+            ((14, 14), 2, (13, 20)),  # hierarchical
+            ((4, 6), 2, (9, 9)),
+            ((2, 2), 2, (3, 3)),
+            ((1, 1), 1, (2, 3)),
+            ((1, 9), 1, (2, 10)),
+        ],
+    )
+    def test_output_and_gradients(self, window, count, size, last):
+        check_windowed(a_map(2, 5, size, last), window, count, shortcuts=1)
+
+    def test_28(self):
+        check_windowed(a_map(1, 2, (28, 17), True), (28, 28))
+
+    @pytest.mark.heavy
+    @pytest.mark.parametrize("count", [1, 2])
+    def test_28_more(self, count):
+        check_windowed(a_map(2, 3, (30, 29), False), (28, 28), count, shortcuts=1)
+
+    @pytest.mark.heavy
+    def test_56(self):
+        check_windowed(a_map(1, 1, (9, 57), True), (56, 56))
+
+    @pytest.mark.parametrize("bias", [True, False])
+    @pytest.mark.parametrize("shortcuts", [0, 2])
+    def test_bias_and_shortcuts(self, bias, shortcuts):
+        check_windowed(a_map(1, 3, (8, 8), True), (7, 7), bias=bias, shortcuts=shortcuts)
+
+    @pytest.mark.parametrize("config", range(len(kernels.PRODUCT_CONFIGS)))
+    def test_every_configuration_of_the_tuner(self, config, monkeypatch):
+        monkeypatch.setattr(kernels, "PRODUCT_CONFIGS", kernels.PRODUCT_CONFIGS[config:])
+        check_windowed(a_map(3, 18, (15, 8), True), (7, 7), shortcuts=1)
+        check_windowed(a_map(1, 3, (9, 9), False), (8, 8), 2)
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize(("window", "count"), [((7, 7), 1), ((14, 14), 2)])
+    def test_half_precision(self, dtype, window, count):
+        """bfloat16 is multiplied in float32 here: the interpreter cannot. Compiled, it is a product of bfloat16."""
+        tolerance = 2e-3 if dtype is torch.float16 else 2e-2
+        check_windowed(a_map(2, 5, (9, 16), True, dtype), window, count, shortcuts=1, tolerance=tolerance)
+
+    def test_many_windows_are_split(self, monkeypatch):
+        """The first stage of a table's gradient in several programs, the last of them without a window."""
+        monkeypatch.setattr(kernels, "PROGRAMS", 13)
+        check_windowed(a_map(9, 3, (14, 14), True), (7, 7))
+
+    def test_the_table_gradient_repeats_bit_for_bit(self):
+        x, grad = a_map(4, 9, (15, 15), True), a_map(4, 9, (15, 15), True)
+        first = kernels.table_gradient(x, grad, [7, 7])
+        assert torch.equal(first, kernels.table_gradient(x, grad, [7, 7]))
+
+    def test_gradients_in_another_memory_format(self):
+        x, (table,) = a_map(2, 4, (8, 9), True).requires_grad_(), tables_for((7, 7), 1, 4)
+        grad = a_map(2, 4, (8, 9), False)
+        (dx,) = torch.autograd.grad(kernels.table_product(x, table, None, None, [7, 7]), x, grad)
+        (expected,) = torch.autograd.grad(reference.windowed(x, [table], (7, 7)), x, grad)
+        torch.testing.assert_close(dx, expected, rtol=1e-5, atol=1e-5)
+        assert dx.stride() == x.stride()
+
+    def test_a_view(self):
+        x, (table,) = a_map(2, 4, (8, 20), True)[..., ::2], tables_for((7, 7), 1, 4)
+        torch.testing.assert_close(
+            kernels.table_product(x, table.t().contiguous().t(), None, None, [7, 7]),
+            reference.windowed(x, [table], (7, 7)),
+            rtol=1e-5,
+            atol=1e-5,
+        )
+
+    def test_an_empty_batch(self):
+        x, (table,) = torch.zeros(0, 4, 8, 8).requires_grad_(), tables_for((7, 7), 1, 4)
+        table.requires_grad_()
+        out = kernels.table_product(x, table, None, None, [7, 7])
+        assert out.shape == x.shape
+        dx, dtable = torch.autograd.grad(out.sum(), [x, table])
+        assert dx.shape == x.shape
+        assert torch.equal(dtable, torch.zeros_like(table))
+
+    def test_second_derivatives(self):
+        """Of a penalty on gradients, against the reference: `gradgradcheck` would need float64."""
+        x, tables = a_map(2, 3, (5, 6), True), tables_for((4, 4), 2, 3)
+
+        def penalty(function):
+            inputs = [tensor.clone().requires_grad_() for tensor in (x, *tables)]
+            out = function(*inputs)
+            first = torch.autograd.grad(out.sin().sum(), inputs, create_graph=True)
+            return torch.autograd.grad(sum(grad.square().sum() for grad in first), inputs)
+
+        got = penalty(lambda x, t, local: kernels.table_product(x, t, local, None, [4, 4], 1))
+        expected = penalty(lambda x, t, local: reference.windowed(x, [t, local], (4, 4), shortcuts=1))
+        compare(got, expected, 1e-5)
+
+    def test_autocast(self):
+        """The map in autocast's type, the tables in their own; gradients in those of the inputs."""
+        x, tables = a_map(1, 3, (8, 8), True).requires_grad_(), tables_for((7, 7), 1, 3)
+        table, bias = tables[0].requires_grad_(), torch.randn(3)
+        for dtype in (torch.bfloat16, torch.float16):
+            with torch.autocast("cpu", dtype=dtype):
+                out = kernels.table_product(x, table, None, bias, [7, 7])
+                dx, dtable = torch.autograd.grad(out.float().square().sum(), [x, table])
+            assert (out.dtype, dx.dtype, dtable.dtype) == (dtype, torch.float32, torch.float32)
+            expected = reference.windowed(x, [table], (7, 7), bias)
+            torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=5e-2)
+
+
+FFN_LAYERS = {"training form": lambda: FeedForward(12, 3), "fused": lambda: FusedFeedForward(12, 70, 1e-6)}
+
+
+class Gated(nn.Module):
+    """A feed-forward part as blocks use it, as a function of the map, the gate and the shortcut or the layer scale."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.ffn = randomize(FFN_LAYERS[name]())
+        self.scale = nn.Parameter(torch.rand(12) + 0.5)
+
+    def forward(self, x, gate, shortcut):
+        if isinstance(self.ffn, FusedFeedForward):
+            return self.ffn(x, gate, shortcut)
+        return shortcut + self.ffn(x, gate, self.scale)
+
+
+def ffn_outcome(layer, arguments, backend):
+    """Output and gradients of the arguments and of every parameter."""
+    arguments = [tensor.detach().clone().requires_grad_() for tensor in arguments]
+    with use_backend(backend):
+        out = layer(*arguments)
+        weights = torch.linspace(-1, 2, out.numel()).sin().view(out.shape).to(out.dtype)
+        parameters = [p for p in layer.parameters() if p is not layer.scale or isinstance(layer.ffn, FeedForward)]
+        return [out.detach(), *torch.autograd.grad((out * weights).sum(), [*arguments, *parameters])]
+
+
+def ffn_arguments(size, dtype=torch.float32, last=True):
+    x, shortcut = (a_map(2, 12, size, last, dtype) for _ in range(2))
+    return x, torch.rand(2, 12).to(dtype), shortcut
+
+
+class TestFeedForward:
+    @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+    @pytest.mark.parametrize("size", [(9, 9), (2, 3), (13, 5)])  # two blocks of positions, and less than one
+    @pytest.mark.parametrize("name", FFN_LAYERS)
+    def test_output_and_gradients(self, name, size, training):
+        layer, arguments = Gated(name).train(training), ffn_arguments(size)
+        got = ffn_outcome(copy.deepcopy(layer), arguments, "triton")
+        double = [tensor.double() for tensor in arguments]
+        # The gradient of GRN's beta is zero where a batch norm subtracts it again; what is left is rounding.
+        compare(got, ffn_outcome(copy.deepcopy(layer).double(), double, "reference"), 1e-5, least=10)
+
+    @pytest.mark.parametrize("last", [True, False])
+    @pytest.mark.parametrize("name", FFN_LAYERS)
+    def test_inference(self, name, last):
+        """Batch norm, layer scale and shortcut in one pass."""
+        layer, arguments = Gated(name).eval(), ffn_arguments((9, 8), last=last)
+        with torch.no_grad():
+            with use_backend("reference"):
+                expected = layer(*arguments)
+            with use_backend("triton"):
+                got = layer(*arguments)
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5)
+
+    @pytest.mark.parametrize("affine", [True, False])
+    @pytest.mark.parametrize("statistics", [True, False])
+    def test_batch_norms(self, affine, statistics):
+        layer, (x, gate, _) = randomize(FeedForward(12)), ffn_arguments((5, 5))
+        layer.norm = randomize(nn.BatchNorm2d(12, affine=affine, track_running_stats=statistics))
+        layer.eval()
+        with torch.no_grad():
+            with use_backend("reference"):
+                expected = layer(x, gate)
+            with use_backend("triton"):
+                torch.testing.assert_close(layer(x, gate), expected, rtol=1e-4, atol=1e-5)
+                calls = []
+                layer.norm.register_forward_hook(lambda *arguments: calls.append(1))
+                torch.testing.assert_close(layer(x, gate), expected, rtol=1e-4, atol=1e-5)
+        assert calls, "a norm with a hook is called"
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+    def test_half_precision(self, dtype):
+        layer, arguments = Gated("fused").to(dtype), ffn_arguments((9, 9), dtype)
+        got = ffn_outcome(layer, arguments, "triton")
+        assert all(tensor.dtype == dtype for tensor in got)
+        double = [tensor.double() for tensor in arguments]
+        compare(got, ffn_outcome(copy.deepcopy(layer).double(), double, "reference"), 0.05)
+
+    @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad])
+    @pytest.mark.parametrize("name", FFN_LAYERS)
+    def test_autocast(self, name, mode):
+        """The types that the reference gives."""
+        layer, arguments = Gated(name).eval(), ffn_arguments((9, 9))
+        with mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+            with use_backend("reference"):
+                expected = layer(*arguments)
+            with use_backend("triton"):
+                got = layer(*arguments)
+        assert got.dtype == expected.dtype
+        compare([got], [expected.double()], 0.03)
+
+    def test_only_the_pre_activation_is_kept(self):
+        layer, (x, gate, shortcut) = Gated("fused"), ffn_arguments((9, 9))
+        wide = []
+
+        def note(tensor):
+            if tensor.shape[-1] == 70 and tensor.numel() == 2 * 81 * 70:
+                wide.append(tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor), use_backend("triton"):
+            layer(x, gate, shortcut)
+        assert len(wide) == 1
+
+    def test_second_derivatives(self):
+        layer, (x, gate, shortcut) = Gated("fused"), ffn_arguments((3, 3))
+
+        def penalty(backend):
+            inputs = [x.clone().requires_grad_(), *layer.ffn.parameters()]
+            with use_backend(backend):
+                first = torch.autograd.grad(layer(inputs[0], gate, shortcut).sin().sum(), inputs, create_graph=True)
+                return torch.autograd.grad(sum(grad.square().sum() for grad in first), inputs)
+
+        compare(penalty("triton"), penalty("reference"), 1e-4)
+
+
+class TestTheDoor:
+    """The backend as layers reach it."""
+
+    @pytest.mark.parametrize("make", [lambda: WBMM2d(6, 7), lambda: HierarchicalWBMM2d(6, 2)])
+    @pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+    def test_layers(self, make, mode):
+        layer, x = randomize(make()), a_map(2, 6, (9, 10), True)
+        seen = []
+        with mode():
+            with use_backend("reference"):
+                expected = layer(x)
+            with use_backend("triton"), dispatch.watch(lambda *choice: seen.append(choice[:2])):
+                got = layer(x)
+        assert ("windowed", "triton") in seen
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize("padding_mode", ["zeros", "reflect", "replicate"])
+    def test_paddings(self, padding_mode):
+        x, tables = a_map(2, 3, (10, 12), True), tables_for((7, 7), 1, 3)
+        inputs, grad = [x, *tables], torch.randn_like(x)
+        with use_backend("triton"):
+            got = with_gradients(lambda x, t: dispatch.windowed(x, [t], (7, 7), None, 1, padding_mode), inputs, grad)
+        expected = with_gradients(lambda x, t: reference.windowed(x, [t], (7, 7), None, 1, padding_mode), inputs, grad)
+        compare(got, expected, 1e-5)
+        assert got[0].stride() == x.stride()
+
+    def test_the_interpreter_is_not_chosen_by_itself(self):
+        seen = []
+        with dispatch.watch(lambda *choice: seen.append(choice[1:])):
+            WBMM2d(6, 7)(a_map(1, 6, (8, 8), True))
+        assert seen[0][0] != "triton"
+        assert "interpreter is slow" in seen[0][1]["triton"]
