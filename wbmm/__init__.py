@@ -1,6 +1,7 @@
 """WBMM: a vision backbone family on windowed batch matrix multiplication; importing it registers it with timm."""
 
 import sys
+from importlib import import_module
 from pathlib import PurePath
 
 from .version import __version__
@@ -15,12 +16,29 @@ def _is_the_command() -> bool:
     return PurePath(started).name in ("wbmm", "wbmm.exe")
 
 
+_NAMES = {
+    "HierarchicalWBMM2d": "wbmm.layers",
+    "MultiKernelWBMM2d": "wbmm.layers",
+    "WBMM2d": "wbmm.layers",
+    "fuse": "wbmm.models.fuse",
+    "load_model": "wbmm.io.files",
+    "load_weights": "wbmm.io.weights",
+    "replace_depthwise": "wbmm.models.replace",
+    "save_model": "wbmm.io.files",
+}
+
+
+def __getattr__(name: str):
+    """The public names, imported at their first use."""
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_NAMES[name]), name)
+    globals()[name] = value
+    return value
+
+
 if not _is_the_command():  # whose subcommands import what they need: `wbmm --help` does not wait for torch
-    from wbmm.io.files import load_model, save_model
-    from wbmm.io.weights import load_weights
-    from wbmm.layers import HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
-    from wbmm.models.fuse import fuse
-    from wbmm.models.replace import replace_depthwise
+    import_module("wbmm.models")  # registers the family with timm
 
 __all__ = [
     "HierarchicalWBMM2d",

@@ -36,8 +36,9 @@ def find_config(name: str | Path, ending: str = ".yaml") -> Path:
         ending: `.yaml` for training, `.py` for MMSegmentation and MMDetection.
     """
     path, folder = Path(name), configs_folder()
-    if path.is_file():
-        return path
+    for here in (path, Path(f"{name}{ending}")):
+        if here.is_file():
+            return here
     inside = Path(*path.parts[1:]) if path.parts[:1] == ("configs",) else path
     for candidate in (folder / inside, folder / f"{inside}{ending}"):
         if not path.is_absolute() and candidate.is_file():
@@ -48,10 +49,18 @@ def find_config(name: str | Path, ending: str = ".yaml") -> Path:
     raise ValueError(f"{name}: there is no such configuration file; {_nearest(wanted, known)}")
 
 
-def resolve_config(name: str | Path, ending: str = ".yaml") -> tuple[Path, dict]:
-    """The file of a configuration, and what a row of a table changes in it (nothing for a file)."""
+def resolve_config(name: str | Path, ending: str = ".yaml", task: str = "segmentation") -> tuple[Path, dict]:
+    """The file of a configuration, and what a row of a table changes in it (nothing for a file).
+
+    Args:
+        name: as of `find_config`, or `table:NAME/ROW[@RECIPE]`.
+        ending: as of `find_config`.
+        task: of a `.py` configuration.
+    """
     if not str(name).startswith(PREFIX):
         return find_config(name, ending), {}
+    if task == "detection":
+        raise ValueError(f"{name}: the paper's ablations are on classification and ADE20K; a detector takes coco/...")
     table, row, recipe = _find_row(str(name))
     if ending == ".py":
         return _segmentation(table, row, recipe)

@@ -6,8 +6,6 @@ where it was.
 """
 
 import argparse
-import csv
-import io
 import json
 import re
 import shlex
@@ -27,6 +25,7 @@ from wbmm.text import first_line, render_table
 from wbmm.timing import time_interleaved
 
 from .operators import BASELINE, DTYPES, LAYOUTS, MODES, Case, Operator, operators, paper_figures
+from .results import to_csv
 
 __all__ = ["append", "measure", "plan", "read_log", "records", "run"]
 
@@ -277,7 +276,7 @@ def _present(args: argparse.Namespace, measured: Measured, rows: list[Operator])
     if args.out is not None:
         page = f"# wbmm bench op\n\n{table_text(found, markdown=True)}\n\n{note}\n\n{measured_line(facts)}\n"
         write_text(args.out / "op.md", f"{page}\n```sh\n{_command(args)}\n```\n")
-        write_text(args.out / "op.csv", _csv([record | facts for record in found]))
+        write_text(args.out / "op.csv", to_csv([record | facts for record in found]))
         print(f"written to {args.out}: {LOG}, op.csv, op.md")
     return 0
 
@@ -297,11 +296,3 @@ def _left_out(measured: Measured) -> dict[str, str]:
     for cell in measured.values():
         reasons |= {name: value for name, value in cell.items() if isinstance(value, str) and name not in ran}
     return reasons
-
-
-def _csv(rows: list[Record]) -> str:
-    out = io.StringIO()
-    writer = csv.DictWriter(out, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()} for row in rows)
-    return out.getvalue()

@@ -27,6 +27,7 @@ __all__ = [
     "progress",
     "speed_record",
     "table",
+    "to_csv",
     "write_report",
 ]
 
@@ -136,13 +137,14 @@ def write_report(
         f"```sh\n{command}\n```\n"
     )
     rows = [{"bench": bench, **record, **setting, **facts, "command": command} for record in records]
-    for path, content in ((page, text), (sheet, _csv(rows))):
+    for path, content in ((page, text), (sheet, to_csv(rows))):
         with atomic_path(path, force=True) as temporary:
             temporary.write_text(content, encoding="utf-8")
     return page, sheet
 
 
-def _csv(rows: Sequence[Record]) -> str:
+def to_csv(rows: Sequence[Record]) -> str:
+    """Rows of any keys as CSV; a key that a row lacks is an empty cell."""
     out = io.StringIO()
     fields = list(dict.fromkeys(key for row in rows for key in row))
     writer = csv.DictWriter(out, fields, lineterminator="\n")

@@ -13,13 +13,16 @@ import torch
 
 from wbmm.extras import PACKAGES
 from wbmm.text import render_table
+from wbmm.train.config import load_config
+from wbmm.train.fit import fit
+from wbmm.train.runs import RunFacts
 
 __all__ = ["EXAMPLE", "add_arguments", "run"]
 
 EXAMPLE = "wbmm demo --out runs/demo"
 CONFIG = "digits"
 WANTED_TOP1 = 97.0
-NEEDED = ("sklearn", "matplotlib", "onnx", "onnxscript", "onnxruntime")
+NEEDED = ("sklearn", "onnx", "onnxscript", "onnxruntime")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,10 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from wbmm.train.config import load_config
-    from wbmm.train.fit import fit
-    from wbmm.train.runs import RunFacts
-
     _check_packages()
     out = _free_folder(args.out)
     cfg = load_config(args.config, [f"out={out}", *args.overrides])
@@ -48,7 +47,9 @@ def run(args: argparse.Namespace) -> int:
         *_deploy(cfg, out),
     ]
     speed, wait = facts.typical("images_per_s"), 100 * (facts.data_wait() or 0)
-    others = [("curves", "", f"{speed:.0f} images/s in training, {wait:.1f} % waiting for data", out / "curves.png")]
+    curves = out / "curves.png"
+    others = [("speed", "", f"{speed:.0f} images/s in training, {wait:.1f} % waiting for data", "")]
+    others += [("curves", "", "loss and accuracy", curves)] if curves.is_file() else []
     others += [("summary", "", f"{cfg.model.name} on {cfg.data.source}, {cfg.data.size} px", out / "summary.md")]
     print(render_table(("", "top-1", "", "file"), rows + others))
     return _verdict(rows, args)

@@ -1,8 +1,10 @@
 """`wbmm info`: one model, stage by stage."""
 
 import argparse
+import difflib
 
 from wbmm.text import render_table
+from wbmm.zoo import load_zoo
 
 EXAMPLE = "wbmm info wbmm_t_hier --size 512 512"
 HEADERS = ("stage", "blocks", "window", "map", "channels", "params M", "FLOPs G", "receptive field")
@@ -18,10 +20,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def check_name(name: str) -> str:
     """A name of the zoo, or an error with the nearest ones."""
-    import difflib
-
-    from wbmm.zoo import load_zoo
-
     if name not in load_zoo():
         near = difflib.get_close_matches(name, load_zoo(), n=3, cutoff=0.4)
         raise ValueError(
@@ -32,7 +30,6 @@ def check_name(name: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     from wbmm.models.profile import build_on_meta, count_macs, count_params, receptive_fields
-    from wbmm.zoo import load_zoo
 
     model = load_zoo()[check_name(args.model)]
     height, width = args.size

@@ -15,8 +15,8 @@ from wbmm.io.card import ModelCard
 
 from .classes import in_order_of
 from .folders import SUFFIXES, SYNONYMS, list_images
+from .landscapes import draw_landscape
 from .loader import WORKER_TIMEOUT_S
-from .pictures import draw_landscape
 from .settings import DataConfig
 from .sources import ArraySource, BadImage, FileSource, Source, Subset, first_of_each_class, open_source
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 
+from wbmm.extras import install_command
 from wbmm.machine import silence_telemetry
 
 __all__ = ["EXPORTERS", "need", "quiet"]
@@ -20,7 +21,7 @@ def need(package: str) -> ModuleType:
     try:
         return importlib.import_module(package)
     except ImportError:
-        raise ValueError(f"this needs the package {package}: pip install 'wbmm[export]'") from None
+        raise ValueError(f"this needs the package {package}: {install_command(package)}") from None
 
 
 @contextmanager

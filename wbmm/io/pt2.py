@@ -1,11 +1,5 @@
 """Whether a .pt2 file holds a plain program and nothing else.
 
-Collected by exporting, with a fixed size, any batch and any size: the training, compact and dense forms of the family
-(plain, hierarchical and multi-kernel, every padding mode), every mixer, UniRepLKNet, ConvNeXt with and without WBMM,
-feature maps, bytes as input, UPerNet, FPN, and ResNet, RegNet, EfficientNet, MobileNet, ViT, Swin and RepViT of timm's.
-Each computes tensors from tensors, or numbers from sizes, and nothing else. `wbmm export` names an operator that is
-missing here: before it is added, make sure that it reads no file, writes none and calls nothing that it is given.
-
 `torch.export.load` unpickles parts of a file, evaluates its expressions with sympy's `eval`, makes Python source of its
 names, finds operators by any dotted name under `torch`, and loads compiled libraries. So a file is read here first, and
 only what `wbmm export` writes is let through: raw tensors, operators of a list, and expressions over sizes. What torch
@@ -32,6 +26,12 @@ from .digest import DAMAGED, digest_of_parts
 
 __all__ = ["DIGEST_PART", "OPERATORS", "Parts", "check_archive", "check_sizes", "read_parts"]
 
+# The operators that a program may call. Collected by exporting, with a fixed size, any batch and any size: the
+# training, compact and dense forms of the family (plain, hierarchical and multi-kernel, every padding mode), every
+# mixer, UniRepLKNet, ConvNeXt with and without WBMM, feature maps, bytes as input, UPerNet, FPN, and ResNet, RegNet,
+# EfficientNet, MobileNet, ViT, Swin and RepViT of timm's. Each computes tensors from tensors, or numbers from sizes,
+# and nothing else. `wbmm export` names an operator that is missing here: before it is added, make sure that it reads no
+# file, writes none and calls nothing that it is given.
 _ATEN = """
     _assert_tensor_metadata.default adaptive_avg_pool2d.default add.Tensor add_.Tensor addcmul.default
     alias.default arange.default baddbmm.default batch_norm.default cat.default clamp_min.default

@@ -72,7 +72,7 @@ def build_mm_model(
     return model if fuse is None else fuse_model(model, fuse)
 
 
-def load_mm_config(config: str | Path | Config, options: dict | None = None) -> Config:
+def load_mm_config(config: str | Path | Config, options: dict | None = None, task: str = "segmentation") -> Config:
     """A copy of a configuration with `options` merged in; a file that cannot be read is a `ValueError`.
 
     A file such as `configs/ade20k/NAME.py` that is not in the current folder is taken from the package.
@@ -80,7 +80,7 @@ def load_mm_config(config: str | Path | Config, options: dict | None = None) -> 
     if isinstance(config, Config):
         cfg = Config(config.to_dict(), filename=config.filename)
     else:
-        path, changes = resolve_config(config, ".py")
+        path, changes = resolve_config(config, ".py", task)
         cfg = Config.fromfile(path)
         cfg.merge_from_dict(changes)
     try:

@@ -13,6 +13,7 @@ from wbmm.data.images import check_batch
 from wbmm.deploy.reparam import HEADERS, Size, report_difference
 from wbmm.io.atomic import atomic_path
 from wbmm.io.card import MOST_CHANNELS, ModelCard, check_args
+from wbmm.io.digest import DIGEST_KEY, digest
 from wbmm.io.files import describe_source, to_pth
 from wbmm.io.reader import METADATA_KEY, safe_load
 from wbmm.io.weights import round_weights
@@ -177,7 +178,8 @@ def reparam_mm(args: argparse.Namespace, contents: dict) -> int:
         versions=versions("mmengine", "onedl-mmengine"),
     )
     with atomic_path(args.output, args.force) as temporary:
-        temporary.write_bytes(to_pth({METADATA_KEY: card.to_json(), **fused}))
+        sealed = {METADATA_KEY: card.to_json(), DIGEST_KEY: digest(fused["state_dict"], card.to_json())}
+        temporary.write_bytes(to_pth({**sealed, **fused}))
     sizes = ((args.input, config["form"], checkpoint.stored), (args.output, args.form, fused["state_dict"]))
     print(render_table(HEADERS, [_size(path, tensors).row(path.name, form) for path, form, tensors in sizes]))
     dropped = f"; left out: {', '.join(map(printable, report.dropped))}" if report.dropped else ""

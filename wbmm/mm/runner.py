@@ -64,7 +64,7 @@ def add_test_arguments(parser: argparse.ArgumentParser, extra: str) -> None:
 
 
 def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", help="a configuration, such as those of configs/ade20k and configs/coco")
+    parser.add_argument("config", help="a file, a name such as coco/..., or for a segmentor a row (table:windows/hier)")
     parser.add_argument("--work-dir", help="output folder; work_dirs/NAME OF THE CONFIGURATION when not given")
     parser.add_argument("--data-root", help="where the data are, in place of what the configuration says")
     parser.add_argument(
@@ -76,7 +76,7 @@ def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
 def run_training(extra: str, args: argparse.Namespace) -> Runner:
     """Trains as the command line says; returns the runner."""
     use_safe_reader()
-    cfg = _configure(args)
+    cfg = _configure(args, extra)
     texts = [prepare_resume(cfg, args.resume)]
     if cfg.get("load_from") and not cfg.resume:
         check_load_from(cfg.load_from)
@@ -95,7 +95,7 @@ def run_training(extra: str, args: argparse.Namespace) -> Runner:
 
 def run_testing(extra: str, args: argparse.Namespace) -> dict:
     """Tests as the command line says; returns the metrics."""
-    cfg = _configure(args)
+    cfg = _configure(args, extra)
     cfg.load_from, cfg.resume = None, False
     if args.show_dir:
         cfg.default_hooks.visualization.update(draw=True)
@@ -123,9 +123,9 @@ def run_testing(extra: str, args: argparse.Namespace) -> dict:
     return metrics
 
 
-def _configure(args: argparse.Namespace) -> Config:
+def _configure(args: argparse.Namespace, extra: str) -> Config:
     """The configuration with the command line's changes, its work folder and its launcher."""
-    cfg = load_mm_config(args.config, args.cfg_options)
+    cfg = load_mm_config(args.config, args.cfg_options, {"seg": "segmentation", "det": "detection"}[extra])
     check_keys(cfg)
     if args.data_root is not None:
         set_data_root(cfg, args.data_root)

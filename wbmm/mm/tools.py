@@ -1,7 +1,11 @@
-"""Entry points of tools/train_seg.py, test_seg.py, train_det.py and test_det.py: packages first, then `runner.py`."""
+"""Entry points of tools/train_seg.py, test_seg.py, train_det.py and test_det.py: packages first, then `runner.py`.
+
+Where there is no checkout, `python -m wbmm.mm.tools train_seg CONFIG ...` is the same, also behind `torchrun -m`.
+"""
 
 import argparse
 import importlib
+import sys
 from collections.abc import Sequence
 
 from wbmm.handler import run_command
@@ -54,3 +58,18 @@ def prefer_fast_metrics(extra: str) -> bool:
         return False
     faster.init_as_pycocotools()
     return True
+
+
+def main(argv: Sequence[str]) -> int:
+    """`train_seg CONFIG ...`, `test_seg`, `train_det` or `test_det`."""
+    tools = {"train": train_tool, "test": evaluate_tool}
+    names = [f"{what}_{extra}" for what in tools for extra in ("seg", "det")]
+    if not argv or argv[0] not in names:
+        print(f"usage: python -m wbmm.mm.tools {{{','.join(names)}}} CONFIG ...", file=sys.stderr)
+        return 2
+    what, _, extra = argv[0].partition("_")
+    return tools[what](extra, argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -23,7 +23,7 @@ from wbmm.ops.backends.triton import Triton
 
 from . import reference
 from .kept import Kept
-from .obstacles import changed_module, obstacle, unusual_tensor, wants_grad
+from .obstacles import NO_VALUES, changed_module, obstacle, unusual_tensor, wants_grad
 from .tables import Window, expand
 from .windows import check_map
 
@@ -87,7 +87,7 @@ def _named(operator: str) -> Backend | None:
 def _refuse(operator: str, why: str) -> None:
     """An error if a backend was asked for that has the operator: this call is not for it."""
     backend = None if _asked is None else _named(operator)
-    if backend is not None:
+    if backend is not None and why != NO_VALUES:
         raise ValueError(f"backend {backend.name!r} cannot compute {operator}: {why}")
 
 

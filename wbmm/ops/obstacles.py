@@ -10,7 +10,10 @@ import torch.nn.modules.module as torch_module
 from torch import Tensor
 from torch.autograd import forward_ad
 
-__all__ = ["changed_module", "is_eager", "is_transformed", "obstacle", "unusual_tensor", "wants_grad"]
+__all__ = ["NO_VALUES", "changed_module", "is_eager", "is_transformed", "obstacle", "unusual_tensor", "wants_grad"]
+
+# On the meta device nothing is computed, so a backend that was asked for by name does not refuse it.
+NO_VALUES = "a tensor on the meta device has no values"
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 # Private, so that a PyTorch without them must be expected: then nothing but the reference runs.
@@ -50,7 +53,7 @@ def obstacle(*tensors: Tensor) -> str | None:
     if why is not None:
         return why
     if tensors[0].is_meta:
-        return "a tensor on the meta device has no values"
+        return NO_VALUES
     if _dispatch_modes is None or _transforms is None:
         return "this PyTorch does not tell whether it is transforming or recording what runs"
     if _dispatch_modes():

@@ -9,7 +9,9 @@ from torch import Tensor
 from wbmm.ops.kept import Kept
 from wbmm.ops.tables import Window
 
-__all__ = ["Backend", "Call"]
+__all__ = ["LARGE_MATRIX", "Backend", "Call"]
+
+LARGE_MATRIX = 2**28  # bytes; larger ones are never built whole. The largest of the family is 79 MB
 
 
 @dataclass(slots=True)

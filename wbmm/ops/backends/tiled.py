@@ -12,14 +12,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wbmm.ops import reference
-from wbmm.ops.backends import Backend, Call
+from wbmm.ops.backends import LARGE_MATRIX, Backend, Call
 from wbmm.ops.tables import Window, scales_of
 from wbmm.ops.windows import crop, is_channels_last, merge_windows, pad_to_windows, partition_windows
 
 __all__ = ["Tiled"]
 
 TILE_BYTES = 2**25
-LARGE_MATRIX = 2**28  # bytes; the largest of the family is 79 MB
 
 
 class Tiled(Backend):

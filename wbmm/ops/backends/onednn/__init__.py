@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wbmm.ops import reference
-from wbmm.ops.backends import Backend, Call
+from wbmm.ops.backends import LARGE_MATRIX, Backend, Call
 from wbmm.ops.kept import Kept
 from wbmm.ops.tables import Window, scales_of
 from wbmm.ops.windows import crop, pad_to_windows
@@ -19,7 +19,6 @@ from .windowed_backward import windowed_training
 
 __all__ = ["OneDNN"]
 
-LARGE_MATRIX = 2**28  # bytes; above it training never builds one
 _TRAINED = (torch.float32, torch.float64)
 
 

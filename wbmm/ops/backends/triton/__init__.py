@@ -10,7 +10,7 @@ from torch import Tensor
 
 from wbmm.ops import reference
 from wbmm.ops.backends import Backend, Call
-from wbmm.ops.obstacles import reads_as_built
+from wbmm.ops.obstacles import changed_module
 from wbmm.ops.tables import Window
 from wbmm.ops.windows import crop, pad_to_windows
 
@@ -159,7 +159,7 @@ def _folded(
     """`scale * norm(y + bias)` as a factor and a bias of y; None if the norm is more than that."""
     factor = None
     if norm is not None:
-        if reads_as_built(norm=(norm, nn.BatchNorm2d)) or norm.training or norm.running_var is None:
+        if changed_module(norm=(norm, nn.BatchNorm2d)) or norm.training or norm.running_var is None:
             return None
         factor = (norm.running_var + norm.eps).rsqrt()
         bias = -norm.running_mean if bias is None else bias - norm.running_mean
