@@ -24,12 +24,12 @@ def test_outliers_are_removed():
 
 
 def test_models_are_built_in_the_form_asked_for():
-    assert any(isinstance(m, FusedBlock) for m in build("wbmm_a:compact", "cpu").modules())
-    assert not any(isinstance(m, FusedBlock) for m in build("wbmm_a", "cpu").modules())
+    assert any(isinstance(m, FusedBlock) for m in build("wbmm_a:compact").modules())
+    assert not any(isinstance(m, FusedBlock) for m in build("wbmm_a").modules())
     with pytest.raises(ValueError, match="'sparse' is none of training, compact, dense"):
-        build("wbmm_a:sparse", "cpu")
+        build("wbmm_a:sparse")
     with pytest.raises(ValueError, match="timm knows no model 'wbmm_q'"):
-        build("wbmm_q", "cpu")
+        build("wbmm_q")
 
 
 def test_bench_model(capsys):

@@ -19,9 +19,9 @@ SMALL = ["--size", "32", "48", "--rounds", "1", "--batch", "1"]
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_gives_the_same_logits_in_its_own_layout(form):
     torch.manual_seed(3)
-    expected = build("wbmm_a", "cpu")
+    expected = build("wbmm_a")
     torch.manual_seed(3)
-    model = build(f"wbmm_a:{form}", "cpu")
+    model = build(f"wbmm_a:{form}")
     assert isinstance(model, PlainNet) == form.startswith("plain")
     assert any(isinstance(m, FusedBlock) for m in model.modules()) == (form in ("compact", "dense"))
     assert any(isinstance(m, DenseWBMM2d) for m in model.modules()) == (form == "dense")
@@ -35,17 +35,17 @@ def test_every_form_gives_the_same_logits_in_its_own_layout(form):
 
 def test_models_of_one_size_are_built_for_the_size_asked_for():
     size = (64, 96)
-    assert build("swin_tiny_patch4_window7_224", "cpu", size).patch_embed.img_size == size
+    assert build("swin_tiny_patch4_window7_224", size=size).patch_embed.img_size == size
 
 
 def test_multiply_adds_do_not_depend_on_the_layout():
-    counts = {form: count_gmacs(build(f"wbmm_a:{form}", "cpu"), (64, 64)) for form in ("compact", "dense", "plain")}
+    counts = {form: count_gmacs(build(f"wbmm_a:{form}"), (64, 64)) for form in ("compact", "dense", "plain")}
     assert counts["compact"] > 0
     assert counts["dense"] == counts["plain"] == counts["compact"]
 
 
 def test_shapes_are_those_of_the_feed_forward_parts():
-    model, seen = build("wbmm_a", "cpu"), []
+    model, seen = build("wbmm_a"), []
     for module in model.modules():
         if isinstance(module, torch.nn.Linear) and max(module.weight.shape) == 4 * min(module.weight.shape):
             module.register_forward_hook(

@@ -30,9 +30,13 @@ def test_both_paths_compute_the_same():
 
 def test_rows_and_files(tmp_path, capsys):
     assert cli.main(["bench", "paths", "--rounds", "1", "--out", str(tmp_path)]) == 0
-    assert "3 windows of 10x10" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "3 windows of 10x10" in out
+    assert "cpu, float32 weights, precision tf32" in out
     with (tmp_path / "paths.csv").open(newline="") as file:
-        taken = {row["model"]: row["taken"] for row in csv.DictReader(file)}
+        rows = list(csv.DictReader(file))
+    assert {(row["dtype"], row["precision"], row["rounds"]) for row in rows} == {("float32", "tf32", "1")}
+    taken = {row["model"]: row["taken"] for row in rows}
     assert taken["3 windows of 3x3"] == "product"
     assert taken["3 windows of 10x10"] == ("convolution" if paths.takes_onednn(torch.ones(1)) else "product")
 
@@ -40,3 +44,11 @@ def test_rows_and_files(tmp_path, capsys):
 def test_bad_rounds(capsys):
     assert cli.main(["bench", "paths", "--rounds", "0"]) == 1
     assert "--rounds 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--device", "cuda"], ["--dtype", "bfloat16"]])
+def test_paths_are_those_of_the_cpu(option, capsys):
+    assert cli.main(["bench", "paths", *option]) == 1
+    error = capsys.readouterr().err
+    assert " ".join(option) in error
+    assert "these are paths of the CPU in float32" in error

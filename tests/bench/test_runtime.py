@@ -1,12 +1,19 @@
 """`wbmm bench runtime`: every runtime has its row, beside the baseline; what is reported, never how fast."""
 
 import csv
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import timm
+import torch
 
 import wbmm
-from wbmm import cli
+from wbmm import cli, progress
+from wbmm.bench import limit, runtime
+from wbmm.bench.setting import CPU, Setting
+
+GPU = Setting("cuda:1")
 
 
 @pytest.fixture
@@ -37,13 +44,18 @@ def test_every_runtime_has_its_row(checkpoint, capsys, names):
         assert all(float(row[2]) > 0 for row in found.values())
 
 
-def test_files(checkpoint, tmp_path, capsys):
+def test_files(checkpoint, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(limit, "COMMON", ((256, 256, 256),))
+    monkeypatch.setattr(limit, "MACS_A_CALL", 1e7)
     out = tmp_path / "results"
     rows(capsys, checkpoint, "--batch", "2", "--runtimes", "eager", "--limit", "--out", str(out))
     with (out / "runtime.csv").open(newline="") as file:
         found = {row["model"]: row for row in csv.DictReader(file)}
     assert set(found) == {"test_convnext, eager", "eager"}
-    assert 0 < float(found["eager"]["share"]) < 1
+    eager = {key: float(found["eager"][key]) for key in ("share", "gmacs", "images_per_s", "limit_gmacs_per_s")}
+    share = eager["gmacs"] * eager["images_per_s"] / eager["limit_gmacs_per_s"]
+    assert eager["share"] == pytest.approx(share, rel=1e-4)
+    assert share > 0
     assert "| runtime |" in (out / "runtime.md").read_text()
     assert found["eager"]["command"].endswith("--runtimes eager --batch 2 --size 56 56 --rounds 2 --limit")
 
@@ -53,3 +65,87 @@ def test_what_cannot_be_measured(checkpoint, capsys):
     assert "'wbmm_q' is neither a file nor a model" in capsys.readouterr().err
     assert cli.main(["bench", "runtime", checkpoint, "--batch", "0"]) == 1
     assert "--batch [0]" in capsys.readouterr().err
+
+
+def providers(monkeypatch, *names):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: list(names))
+
+
+def test_the_runtimes_of_a_device(monkeypatch):
+    assert runtime.choose_runtimes(None, CPU) == ["eager", "compiled", "onnxruntime", "openvino", "int8"]
+    assert runtime.choose_runtimes(None, Setting(dtype="bfloat16")) == ["eager", "compiled"]
+    providers(monkeypatch, "CPUExecutionProvider")
+    assert runtime.choose_runtimes(None, GPU) == ["eager", "compiled"]
+    providers(monkeypatch, "TensorrtExecutionProvider", "CUDAExecutionProvider")
+    assert runtime.choose_runtimes(None, GPU) == ["eager", "compiled", "onnxruntime", "tensorrt"]
+    assert runtime.choose_runtimes(None, Setting("cuda", precision="ieee")) == ["eager", "compiled", "onnxruntime"]
+    assert runtime.choose_runtimes(["openvino"], GPU) == ["openvino"], "OpenVINO has to be asked for there"
+
+
+@pytest.mark.parametrize(
+    ("name", "setting", "reason"),
+    [
+        (
+            "onnxruntime",
+            Setting(dtype="float16"),
+            "files are exported in float32; with --dtype float16, expected",
+        ),
+        ("tensorrt", CPU, "it runs on a GPU: add --device cuda"),
+        ("tensorrt", Setting("cuda", precision="ieee"), "it computes in TF32"),
+    ],
+)
+def test_runtimes_that_cannot_compute_so(name, setting, reason):
+    with pytest.raises(ValueError, match=f"--runtimes {name}: {reason}"):
+        runtime.choose_runtimes([name], setting)
+
+
+def test_openvino_stays_on_the_cpu(monkeypatch, tmp_path):
+    opened = []
+    monkeypatch.setattr(runtime, "open_runner", lambda *args: opened.append(args) or len)
+    monkeypatch.setattr(runtime, "_torch_call", lambda *args: len)
+    files = {("", "openvino"): tmp_path / "a.xml"}
+    calls = runtime._calls({"": None, "base, ": None}, ["openvino"], files, (1, 3, 8, 8), GPU)
+    assert list(calls) == ["base, eager", "openvino, on the CPU"]
+    assert opened == [(tmp_path / "a.xml",)]
+
+
+class Session:
+    """What `_onnx_call` needs of an ONNX Runtime session on a GPU; it writes down what it is told."""
+
+    def __init__(self):
+        self.log = []
+
+    def get_inputs(self):
+        return [SimpleNamespace(name="images")]
+
+    def get_outputs(self):
+        return [SimpleNamespace(name="logits")]
+
+    def io_binding(self):
+        return SimpleNamespace(
+            bind_input=lambda *args: self.log.append(args[:5]), bind_output=lambda *args: self.log.append(args)
+        )
+
+    def run_with_iobinding(self, binding):
+        self.log.append("run")
+
+
+def test_onnxruntime_reads_and_writes_the_memory_of_the_gpu(monkeypatch, tmp_path):
+    session, asked = Session(), []
+    monkeypatch.setattr(runtime, "onnx_session", lambda *args, **options: asked.append((args, options)) or session)
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, device: self)
+    path, shape = tmp_path / "a.onnx", (2, 3, 8, 8)
+    runtime._onnx_call(path, "tensorrt", shape, Setting("cuda:1", precision="tf32"))()
+    assert asked == [((path, "cuda:1"), {"tensorrt": True, "tf32": True})]
+    assert session.log == [("images", "cuda", 1, np.float32, shape), ("logits", "cuda", 1), "run"]
+
+
+def test_progress_is_printed(checkpoint, capsys, monkeypatch):
+    monkeypatch.setattr(progress, "INTERVAL_S", 0.0)
+    command = ["bench", "runtime", checkpoint, "--baseline", "test_convnext", "--size", "56", "56", "--rounds", "2"]
+    assert cli.main([*command, "--runtimes", "onnxruntime", "--batch", "1"]) == 0
+    said = capsys.readouterr().err
+    assert "exporting .onnx" in said
+    assert "batch 1: test_convnext, eager, onnxruntime" in said
+    assert "batch 1, rounds: 3 of 4" in said

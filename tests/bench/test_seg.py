@@ -33,6 +33,12 @@ def test_every_backbone_has_its_row(capsys):
     assert all(float(row[4]) > 0 for row in rows)
 
 
+def test_the_setting_is_said(capsys):
+    argv = ["--sizes", "64x32", "--batch", "1", "--rounds", "1", "--backbones", "conv3x3"]
+    assert cli.main(["bench", "seg", *argv, "--dtype", "bfloat16", "--autocast"]) == 0
+    assert "cpu, float32 weights under autocast to bfloat16, precision tf32" in capsys.readouterr().out
+
+
 def test_what_cannot_be_measured(capsys):
     for argv, reason in ((["--sizes", "512"], "--sizes 512: expected HxW"), (["--batch", "0"], "--batch [0]")):
         assert cli.main(["bench", "seg", *argv]) == 1

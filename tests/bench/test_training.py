@@ -10,7 +10,7 @@ from wbmm.bench.candidates import TrainingStep, build
 
 
 def test_a_step_learns():
-    model = build("wbmm_a", "cpu")
+    model = build("wbmm_a")
     step = TrainingStep(model, torch.randn(2, 3, 32, 32))
     before = [parameter.clone() for parameter in model.parameters()]
     step()

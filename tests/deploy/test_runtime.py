@@ -371,3 +371,44 @@ def test_a_device_that_onnxruntime_does_not_have(tmp_path):
         pytest.skip("this one has it")
     with pytest.raises(ValueError, match="this onnxruntime has no CUDAExecutionProvider"):
         open_runner(path, device="cuda")
+
+
+class OnnxSession:
+    """Stands in for `onnxruntime.InferenceSession` on a machine with GPUs."""
+
+    def __init__(self, path, options, providers):
+        self.providers = providers
+
+    def get_providers(self):
+        return [name for name, _ in self.providers]
+
+
+@pytest.mark.parametrize(
+    ("device", "options", "wanted"),
+    [
+        ("cpu", {}, [("CPUExecutionProvider", {})]),
+        ("cuda", {}, [("CUDAExecutionProvider", {"device_id": 0})]),
+        ("cuda:1", {}, [("CUDAExecutionProvider", {"device_id": 1})]),
+        ("cuda:1", {"tf32": False}, [("CUDAExecutionProvider", {"device_id": 1, "use_tf32": 0})]),
+        (
+            "cuda:2",
+            {"tensorrt": True},
+            [("TensorrtExecutionProvider", {"device_id": 2}), ("CUDAExecutionProvider", {"device_id": 2})],
+        ),
+    ],
+)
+def test_the_gpu_of_onnxruntime_is_the_one_asked_for(device, options, wanted, tmp_path, monkeypatch):
+    path = write_onnx(tmp_path / "net.onnx", CARD)
+    available = ["TensorrtExecutionProvider", "CUDAExecutionProvider", "CPUExecutionProvider"]
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: available)
+    monkeypatch.setattr("onnxruntime.InferenceSession", OnnxSession)
+    assert onnx_session(path, device, **options).providers == wanted
+
+
+def test_onnxruntime_does_not_fall_back_to_the_cpu_in_silence(tmp_path, monkeypatch):
+    path = write_onnx(tmp_path / "net.onnx", CARD)
+    monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CUDAExecutionProvider"])
+    monkeypatch.setattr("onnxruntime.InferenceSession", OnnxSession)
+    monkeypatch.setattr(OnnxSession, "get_providers", lambda self: ["CPUExecutionProvider"])
+    with pytest.raises(ValueError, match=r"device 'cuda:1': onnxruntime could not load CUDAExecutionProvider"):
+        open_runner(path, device="cuda:1")

@@ -81,7 +81,7 @@ def test_model_files(tmp_path, form):
 def test_the_benchmark_builds_it():
     from wbmm.bench.candidates import build
 
-    model = build("convnext_tiny_wbmm:compact", "cpu")
+    model = build("convnext_tiny_wbmm:compact")
     assert not any(isinstance(module, WBMM2d) for module in model.modules())
     assert isinstance(model.stages[0].blocks[1].conv_dw, nn.Conv2d)
 

@@ -4,11 +4,17 @@ import csv
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
-from wbmm import cli, paper_tables
+from wbmm import cli, paper_tables, progress
+from wbmm.bench.candidates import TrainingStep
+from wbmm.bench.setting import Setting
+from wbmm.ops import use_backend
+from wbmm.ops.backends.onednn.linear import takes_onednn
 from wbmm.paper_tables import read_tables
 from wbmm.tables import small as small_module
+from wbmm.timing import Timing
 
 ROOT = Path(__file__).parents[2]
 NARROW = {"dims": [8, 16, 32, 64]}
@@ -55,12 +61,14 @@ def sheet(path: Path) -> dict[str, dict]:
         return {row["row"]: row for row in csv.DictReader(file)}
 
 
-def test_counts_times_and_trains(capsys):
+def test_counts_times_and_trains(capsys, monkeypatch):
+    monkeypatch.setattr(progress, "INTERVAL_S", 0.0)
     assert table("toy", *SPEED, *TRAIN) == 0
     captured = capsys.readouterr()
     text = Path("runs/table-toy/toy.md").read_text()
     assert captured.out.strip() == text.strip()
-    assert "training, batch 2: round 2 of 2" in captured.err
+    assert "training, batch 2, rounds: 1 of 2" in captured.err
+    assert "cpu, float32 weights, precision tf32 (without effect on a CPU), eager, layout channels_last," in text
     assert text.startswith("# wbmm table toy\n")
     assert "wbmm table toy --batch 1 2 --train-batch 2 --rounds 1 --train" in text
     assert "| 1.5 ± 0.1 |" in text
@@ -72,6 +80,8 @@ def test_counts_times_and_trains(capsys):
     measured = ["training_ratio", "training_images_per_s", "inference_b1_ratio", "inference_b2_images_per_s"]
     assert [float(found["wbmm"][key]) == 1 for key in measured if key.endswith("ratio")] == [True, True]
     assert all(float(found["dw5"][key]) > 0 for key in [*measured, "small_params_m"])
+    setting = ["device", "dtype", "autocast", "precision", "training_layout", "inference_b1_layout"]
+    assert [found["dw5"][key] for key in setting] == ["cpu", "float32", "False", "tf32", *["channels_last"] * 2]
     lka = found["dw5-lka"]
     assert not any(lka[key] for key in [*measured, "small_top1_mean"]), "there is no CUDA package here"
     assert lka["params_m"] == found["dw5"]["params_m"]
@@ -97,6 +107,52 @@ def test_counts_times_and_trains(capsys):
     assert "## Speed" not in Path("small/toy.md").read_text()
     assert table("toy", "--no-speed", "--out", "small", *TRAIN, "optim.lr=1e-3") == 1
     assert "holds a run of another recipe" in capsys.readouterr().err
+
+
+def test_each_row_in_its_best_layout(monkeypatch):
+    """WBMM is made the faster in one format, the convolution in the other."""
+    seconds = {("wbmm", "nchw"): 2.0, ("wbmm", "channels_last"): 1.0, ("dw5", "nchw"): 3.0, ("dw5", "channels_last"): 4}
+    monkeypatch.setattr(Setting, "time", lambda self, calls, *_, **__: {k: Timing((seconds[k],)) for k in calls})
+    assert table("toy", "--rows", "dw5", "--batch", "1", "--train-batch", "2", "--layout", "best", "--out", "best") == 0
+    found = sheet(Path("best/toy.csv"))
+    assert [found[row]["training_layout"] for row in ("wbmm", "dw5")] == ["channels_last", "nchw"]
+    assert [float(found[row]["training_images_per_s"]) for row in ("wbmm", "dw5")] == pytest.approx(
+        [2, 2 / 3], abs=1e-4
+    )
+    assert float(found["dw5"]["inference_b1_ratio"]) == pytest.approx(1 / 3, abs=1e-4)
+    text = Path("best/toy.md").read_text()
+    assert "layout best (each row in the faster of nchw and channels_last)" in text
+    assert "| training layout |" in text
+    assert "--layout best" in text
+
+
+def test_models_and_images_are_in_the_layout(monkeypatch):
+    seen = []
+
+    def time(self, calls, *_, **__):
+        for (_, layout), call in calls.items():
+            model, images = (call.model, call.images) if isinstance(call, TrainingStep) else call.args
+            channels_last = [
+                tensor.is_contiguous(memory_format=torch.channels_last) for tensor in (images, model.stem.conv2.weight)
+            ]
+            seen.append((layout, *channels_last))
+        return dict.fromkeys(calls, Timing((1.0,)))
+
+    monkeypatch.setattr(Setting, "time", time)
+    assert table("toy", "--rows", "wbmm", "--batch", "1", "--train-batch", "2", "--layout", "best") == 0
+    assert seen == [("nchw", False, False), ("channels_last", True, True)] * 2
+
+
+@pytest.mark.parametrize(("backend", "dtype"), [("onednn", "float32"), ("reference", "bfloat16")])
+def test_who_computes_windows_is_said(backend, dtype, monkeypatch):
+    monkeypatch.setattr(Setting, "time", lambda self, calls, *_, **__: dict.fromkeys(calls, Timing((1.0,))))
+    command = ["toy", "--rows", "wbmm", "--batch", "1", "--train-batch", "2", "--dtype", dtype]
+    with use_backend(None if backend == "onednn" else backend):
+        assert table(*command) == 0
+    text = Path("runs/table-toy/toy.md").read_text()
+    assert f"Windows are computed by {backend} in inference and by {backend} in training" in text
+    assert ("as depthwise convolutions" in text) == (backend == "onednn" and takes_onednn(torch.zeros(1)))
+    assert f"{dtype} weights" in text
 
 
 def test_a_device_that_is_not_there(capsys):

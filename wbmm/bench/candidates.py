@@ -9,14 +9,16 @@ from torch import Tensor
 from wbmm.models.fuse import fuse
 from wbmm.models.plain import to_plain
 
+from .setting import CPU, Setting
+
 __all__ = ["FORMS", "TRAINING_FORMS", "TrainingStep", "build", "images_for", "split"]
 
 FORMS = {
     "training": "as it is trained",
     "compact": "fused, with tables",
     "dense": "fused, with matrices",
-    "plain": "fused, in the straightforward layout",
-    "plain-training": "as it is trained, in the straightforward layout",
+    "plain": "fused, in the reference implementation",
+    "plain-training": "as it is trained, in the reference implementation",
 }
 TRAINING_FORMS = ("training", "plain-training")
 
@@ -32,12 +34,12 @@ def split(spec: str, forms: tuple[str, ...] = tuple(FORMS)) -> tuple[str, str]:
     return name, form
 
 
-def build(spec: str, device: str, size: tuple[int, int] | None = None) -> nn.Module:
+def build(spec: str, setting: Setting = CPU, size: tuple[int, int] | None = None) -> nn.Module:
     """A model with random weights, in eval mode.
 
     Args:
         spec: `NAME` or `NAME:FORM`.
-        device: where it goes.
+        setting: where it goes, and in which type.
         size: (H, W) of the images, for models that are built for one size.
     """
     name, form = split(spec)
@@ -51,12 +53,12 @@ def build(spec: str, device: str, size: tuple[int, int] | None = None) -> nn.Mod
             model = to_plain(model)
     except ValueError as error:
         raise ValueError(f"{spec!r}: {error}") from error
-    return model.to(device=device, memory_format=_layout(spec))
+    return setting.place(model, _layout(spec))
 
 
-def images_for(spec: str, images: Tensor) -> Tensor:
-    """Images in the memory format of a model."""
-    return images.contiguous(memory_format=_layout(spec))
+def images_for(spec: str, images: Tensor, setting: Setting = CPU) -> Tensor:
+    """Images as a model takes them: on its device, of its type, in its memory format."""
+    return setting.place(images, _layout(spec))
 
 
 def _layout(spec: str) -> torch.memory_format:
@@ -66,13 +68,15 @@ def _layout(spec: str) -> torch.memory_format:
 class TrainingStep:
     """Forward, cross entropy, backward, AdamW; a call is one step."""
 
-    def __init__(self, model: nn.Module, images: Tensor) -> None:
-        self.model = model.train()
+    def __init__(self, model: nn.Module, images: Tensor, setting: Setting = CPU) -> None:
+        self.model, self.setting = model.train(), setting
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         self.images = images
         self.labels = torch.arange(len(images), device=images.device) % 10
 
     def __call__(self) -> None:
-        F.cross_entropy(self.model(self.images), self.labels).backward()
+        with self.setting.autocasting():
+            loss = F.cross_entropy(self.model(self.images), self.labels)
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()

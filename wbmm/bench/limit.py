@@ -12,6 +12,7 @@ from wbmm.ops.backends.onednn.linear import linear
 from wbmm.timing import Timing
 
 from .results import Record
+from .setting import Setting
 
 __all__ = ["Shape", "add_shares", "count_gmacs", "ffn_shapes", "limit", "product_calls"]
 
@@ -30,20 +31,22 @@ def ffn_shapes(model: nn.Module, batch: int, size: tuple[int, int]) -> list[Shap
     return shapes
 
 
-def product_calls(models: Iterable[nn.Module], batch: int, size: tuple[int, int], device: str) -> dict[Shape, Callable]:
-    """Linears in float32, as fast as we can: common shapes, and those of the models at this batch size."""
+def product_calls(
+    models: Iterable[nn.Module], batch: int, size: tuple[int, int], setting: Setting
+) -> dict[Shape, Callable[[], None]]:
+    """Linears by the fastest library at hand: common shapes, and those of the models at this batch size."""
     own = (shape for model in models for shape in ffn_shapes(model, batch, size))
-    return {shape: _call(shape, device) for shape in dict.fromkeys((*COMMON, *own))}
+    return {shape: _call(shape, setting) for shape in dict.fromkeys((*COMMON, *own))}
 
 
 def _repeats(shape: Shape) -> int:
     return math.ceil(MACS_A_CALL / math.prod(shape))
 
 
-def _call(shape: Shape, device: str) -> Callable[[], None]:
+def _call(shape: Shape, setting: Setting) -> Callable[[], None]:
     rows, inputs, outputs = shape
-    x = torch.randn(rows, inputs, device=device)
-    weight, bias = torch.randn(outputs, inputs, device=device), torch.randn(outputs, device=device)
+    sizes = (rows, inputs), (outputs, inputs), (outputs,)
+    x, weight, bias = (torch.randn(s, device=setting.device, dtype=setting.product_dtype) for s in sizes)
 
     @torch.no_grad()
     def call() -> None:

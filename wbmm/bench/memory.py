@@ -6,15 +6,20 @@ import re
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import timm
 import torch
+import torch.nn as nn
+from torch import Tensor
 
 from wbmm.models.fuse import fuse
 from wbmm.text import render_table
 
 from .candidates import TrainingStep, build, images_for
+from .results import say
+from .setting import CPU, Setting, add_setting_arguments
 
 EXAMPLE = "wbmm bench memory wbmm_t_hier --size 800 1333 --batch 1"
 HEADERS = ("model", "input", "what", "peak, MiB", "ratio to training")
@@ -30,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", type=int, nargs=2, default=(800, 1333), metavar=("H", "W"))
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
-    parser.add_argument("--device", default="cpu")
+    add_setting_arguments(parser)
     parser.add_argument("--markdown", action="store_true")
 
 
@@ -40,30 +45,29 @@ def run(args: argparse.Namespace) -> int:
     unknown = [name for name in args.models if not timm.is_model(name)]
     if unknown:
         raise ValueError(f"timm knows no model {unknown[0]!r}; see `wbmm list` and timm.list_models()")
-    rows = []
+    setting, rows = Setting.from_args(args), []
     for name in args.models:
-        peaks = {mode: probe(name, mode, tuple(args.size), args.batch, args.device) for mode in args.modes}
+        peaks = {mode: probe(name, mode, tuple(args.size), args.batch, setting) for mode in args.modes}
         base = peaks.get("training")
         for mode, peak in peaks.items():
             ratio = f"{peak / base:.2f}x" if base else "--"
             where = f"{args.batch}x3x{args.size[0]}x{args.size[1]}"
             rows.append([name, where, MODES[mode], f"{peak / 2**20:.0f}", ratio])
     print(render_table(HEADERS, rows, markdown=args.markdown))
-    what = (
-        "allocated by PyTorch" if args.device.startswith("cuda") else "resident, above the process with its libraries"
-    )
-    print(f"\n{args.device}, float32, each in a process of its own; {what}: weights, gradients and activations")
+    what = "allocated by PyTorch" if setting.on_cuda else "resident, above the process with its libraries"
+    print(f"\n{setting.describe()}, each in a process of its own; {what}: weights, gradients and activations")
     return 0
 
 
-def probe(name: str, mode: str, size: tuple[int, int], batch: int, device: str = "cpu") -> int:
+def probe(name: str, mode: str, size: tuple[int, int], batch: int, setting: Setting = CPU) -> int:
     """Peak bytes of one pass in a fresh process.
 
     Args:
         name: timm name; with the mode `step`, NAME or NAME:FORM.
         mode: one of `MODES`; or `step`, the steps of `wbmm bench train`, classifier and optimiser included.
     """
-    arguments = json.dumps({"name": name, "mode": mode, "size": size, "batch": batch, "device": device})
+    say(f"memory of {name}, {MODES.get(mode, mode)}, batch {batch}")
+    arguments = json.dumps({"name": name, "mode": mode, "size": size, "batch": batch, "setting": setting.columns()})
     command = [sys.executable, "-m", "wbmm.bench.memory", arguments]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
@@ -83,33 +87,56 @@ def resident() -> tuple[int, int]:
     return peak, peak
 
 
-def measure(name: str, mode: str, size: tuple[int, int], batch: int, device: str) -> int:
+def measure(name: str, mode: str, size: tuple[int, int], batch: int, setting: Setting) -> int:
     """Peak bytes of one pass, in this process; the arguments are `probe`'s."""
+    setting.apply()
     torch.nn.functional.conv2d(torch.zeros(1, 1, 3, 3), torch.zeros(1, 1, 3, 3))  # the libraries' own buffers
     before, _ = resident()
-    images = torch.randn(batch, 3, *size, device=device)
-    if mode == "step":
-        step = TrainingStep(build(name, device, size), images_for(name, images))
-        step()
-        step()  # the first has made the optimiser's state, so that activations meet it here
-        return _peak(device, before)
-    model = timm.create_model(name, num_classes=0, global_pool="").to(device)
-    if mode == "inference":
-        model = fuse(model.eval())
-        with torch.inference_mode():
-            model.forward_intermediates(images, intermediates_only=True)
-    else:
-        model.train().set_grad_checkpointing(mode == "checkpointing")
-        maps = model.forward_intermediates(images, intermediates_only=True)
-        sum(part.mean() for part in maps).backward()
-    return _peak(device, before)
-
-
-def _peak(device: str, before: int) -> int:
-    if torch.device(device).type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+    with setting.running():
+        one_pass = _one_pass(name, mode, torch.randn(batch, 3, *size), setting)
+        if mode == "step" or setting.on_cuda:
+            one_pass()  # makes the optimiser's state, the matrices that inference keeps and the libraries' workspaces
+        if setting.on_cuda:
+            torch.cuda.reset_peak_memory_stats(setting.device)
+        one_pass()
+    if setting.on_cuda:
+        return torch.cuda.max_memory_allocated(setting.device)
     return resident()[1] - before
 
 
+def _one_pass(name: str, mode: str, images: Tensor, setting: Setting) -> Callable[[], None]:
+    """What is measured, as a call."""
+    if mode == "step":
+        model = build(name, setting, tuple(images.shape[2:]))
+        return TrainingStep(model, images_for(name, images, setting), setting)
+    model = timm.create_model(name, num_classes=0, global_pool="")
+    model = fuse(model.eval()) if mode == "inference" else model.train()
+    model, images = (setting.place(item, torch.contiguous_format) for item in (model, images))
+    if mode == "inference":
+        return _inference_pass(model, images, setting)
+    model.set_grad_checkpointing(mode == "checkpointing")
+    return _training_pass(model, images, setting)
+
+
+def _inference_pass(model: nn.Module, images: Tensor, setting: Setting) -> Callable[[], None]:
+    @torch.inference_mode()
+    def one_pass() -> None:
+        with setting.autocasting():
+            model.forward_intermediates(images, intermediates_only=True)
+
+    return one_pass
+
+
+def _training_pass(model: nn.Module, images: Tensor, setting: Setting) -> Callable[[], None]:
+    def one_pass() -> None:
+        model.zero_grad()  # as a step of training begins
+        with setting.autocasting():
+            maps = model.forward_intermediates(images, intermediates_only=True)
+        sum(part.float().mean() for part in maps).backward()
+
+    return one_pass
+
+
 if __name__ == "__main__":
-    print(measure(**json.loads(sys.argv[1])))
+    arguments = json.loads(sys.argv[1])
+    print(measure(**arguments | {"setting": Setting(**arguments["setting"])}))

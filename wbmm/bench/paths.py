@@ -1,7 +1,8 @@
-"""`wbmm bench paths`: where two exact paths compute the same, the speed of each by shape, and which one is taken."""
+"""`wbmm bench paths`: where a CPU can compute the same in two ways, the speed of each by shape, and which is taken."""
 
 import argparse
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,10 +18,12 @@ from wbmm.ops.backends.onednn.convolution import (
 )
 from wbmm.ops.backends.onednn.ffn import ffn_inference, rows_at_once
 from wbmm.ops.backends.onednn.linear import linear_gelu, pack_weight, takes_onednn
+from wbmm.progress import progress_bar
 from wbmm.timing import time_interleaved
 
 from .limit import Shape
 from .results import Record, add_output_arguments, check_out, present
+from .setting import Setting, add_setting_arguments
 
 EXAMPLE = "wbmm bench paths --rounds 15 --out results/paths"
 WINDOWS = (7, 8, 10, 14)
@@ -31,18 +34,35 @@ LINEARS: tuple[Shape, ...] = (
 )
 FEED_FORWARDS = ((16, 80, 56), (16, 160, 28), (16, 320, 14), (16, 640, 7), (1, 80, 56), (1, 80, 128), (1, 80, 256))
 NOTE = (
-    "A ratio above 1 means that the second path is the faster. Windows: a map of 320 channels cut into windows, the "
+    "A ratio above 1 means that the second path is faster. Windows: a map of 320 channels cut into windows, the "
     "product with the matrix (which inference keeps) beside a depthwise convolution of each window with its kernel "
     "packed. Linears: rows x inputs x outputs with GELU after them, PyTorch's linear beside oneDNN with its weight "
-    "packed. Feed-forward parts: batch x channels x map, the hidden layer as a whole beside blocks of it. float32; 64 "
-    "MB are read before each call, as a net's other layers do, so that weights come from memory."
+    "packed. Feed-forward parts: batch x channels x map, the hidden layer as a whole beside blocks of it. 64 MB are "
+    "read before each call, as a net's other layers do, so that weights come from memory."
 )
 
-Pair = tuple[str, str, str, bool, Callable[[], object], Callable[[], object]]
+
+class Pair(NamedTuple):
+    """Two paths that compute the same.
+
+    Attributes:
+        what: is computed, with its shape.
+        first, second: names of the paths.
+        takes_second: whether the package takes the second one here.
+        compute_first, compute_second: the paths.
+    """
+
+    what: str
+    first: str
+    second: str
+    takes_second: bool
+    compute_first: Callable[[], object]
+    compute_second: Callable[[], object]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=11)
+    add_setting_arguments(parser)
     add_output_arguments(parser)
 
 
@@ -50,29 +70,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.rounds < 1:
         raise ValueError(f"--rounds {args.rounds}: expected at least 1")
+    if (args.device, args.dtype, args.autocast) != ("cpu", "float32", False):
+        given = f"--device {args.device} --dtype {args.dtype}{' --autocast' if args.autocast else ''}"
+        raise ValueError(f"{given}: these are paths of the CPU in float32; `wbmm bench profile` is for GPUs as well")
+    setting = Setting.from_args(args)
     if args.out is not None:
         check_out(args.out, "paths")
     pairs = (*window_pairs(), *width_pairs(), *linear_pairs(), *block_pairs())
-    records = [measure(pair, args.rounds) for pair in pairs]
-    return present(args, "paths", records, {}, ["--rounds", str(args.rounds)], NOTE)
+    records = []
+    with progress_bar(len(pairs), "pairs of paths") as advance:
+        for pair in pairs:
+            records.append(measure(pair, args.rounds, setting.device))
+            advance(1)
+    columns, argv = {"rounds": args.rounds, **setting.columns()}, ["--rounds", str(args.rounds), *setting.argv()]
+    return present(args, "paths", records, columns, argv, f"{NOTE} {setting.describe()}.")
 
 
-def measure(pair: Pair, rounds: int) -> Record:
+def measure(pair: Pair, rounds: int, device: str) -> Record:
     """Both paths in turn."""
-    what, first, second, takes_second, *calls = pair
     others = torch.zeros(2**24)
-    calls = {"others": others.sum, first: calls[0], "others again": others.sum, second: calls[1]}
-    timings = time_interleaved(calls, rounds=rounds)
+    calls = {
+        "others": others.sum,
+        pair.first: pair.compute_first,
+        "others again": others.sum,
+        pair.second: pair.compute_second,
+    }
+    timings = time_interleaved(calls, rounds=rounds, device=device)
+    first, second = timings[pair.first].median, timings[pair.second].median
     return {
-        "model": what,
-        "first": f"{first}, {timings[first].median * 1e3:.3f} ms",
-        "second": f"{second}, {timings[second].median * 1e3:.3f} ms",
-        "ratio": timings[first].median / timings[second].median,
-        "taken": second if takes_second else first,
+        "model": pair.what,
+        "first": f"{pair.first}, {first * 1e3:.3f} ms",
+        "second": f"{pair.second}, {second * 1e3:.3f} ms",
+        "ratio": first / second,
+        "taken": pair.second if pair.takes_second else pair.first,
     }
 
 
 def window_pairs(channels: int = 320) -> Iterator[Pair]:
+    """A map cut into windows, by a product with the matrix and by a convolution with the table."""
     for side in WINDOWS:
         window = (side, side)
         kernel_table, bias = torch.randn(channels, num_offsets(window)), torch.randn(channels)
@@ -80,7 +115,7 @@ def window_pairs(channels: int = 320) -> Iterator[Pair]:
         packed = pack_kernel(kernel, window) if takes_onednn(kernel) else None
         for count in COUNTS:
             x = torch.randn(count, channels, side, side).contiguous(memory_format=torch.channels_last)
-            yield (
+            yield Pair(
                 f"{count} windows of {side}x{side}",
                 "product",
                 "convolution",
@@ -97,13 +132,29 @@ def width_pairs(channels: int = 320) -> Iterator[Pair]:
     narrow = wide[..., 1:-1].contiguous()
     for count in COUNTS:
         x = torch.randn(count, channels, 7, 7).contiguous(memory_format=torch.channels_last)
-        yield (
+        yield Pair(
             f"convolution of {count} windows of 7x7",
             "13 columns",
             "15 columns",
             True,
             lambda x=x: F.conv2d(x, narrow, bias, padding=(6, 6), groups=channels),
             lambda x=x: F.conv2d(x, wide, bias, padding=(6, 7), groups=channels),
+        )
+
+
+def linear_pairs() -> Iterator[Pair]:
+    """Linears with GELU, by PyTorch and by oneDNN."""
+    for rows, inputs, outputs in LINEARS:
+        x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
+        by_onednn = takes_onednn(x)
+        packed = pack_weight(weight, rows) if by_onednn else weight
+        yield Pair(
+            f"linear {rows}x{inputs}x{outputs}",
+            "PyTorch",
+            "oneDNN",
+            by_onednn,
+            lambda x=x, w=weight, b=bias: F.gelu(F.linear(x, w, b)),
+            lambda x=x, w=packed, b=bias: linear_gelu(x, w, b),
         )
 
 
@@ -116,26 +167,11 @@ def block_pairs() -> Iterator[Pair]:
         w1, w2 = (pack_weight(weight, side * side) if takes_onednn(weight) else weight for weight in (w1, w2))
         gate, rows = torch.rand(batch, channels), batch * side * side
         values = x, gate, x, w1, layer.fc1.bias, layer.gamma, w2, layer.fc2.bias, layer.eps
-        yield (
+        yield Pair(
             f"feed-forward {batch}x{channels}x{side}x{side}",
             "whole",
             "blocks",
             rows_at_once(4 * channels, x.flatten(2)) < rows,
             lambda values=values, rows=rows: ffn_inference(*values, at_once=rows),
             lambda values=values: ffn_inference(*values),
-        )
-
-
-def linear_pairs() -> Iterator[Pair]:
-    for rows, inputs, outputs in LINEARS:
-        x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
-        by_onednn = takes_onednn(x)
-        packed = pack_weight(weight, rows) if by_onednn else weight
-        yield (
-            f"linear {rows}x{inputs}x{outputs}",
-            "PyTorch",
-            "oneDNN",
-            by_onednn,
-            lambda x=x, w=weight, b=bias: F.gelu(F.linear(x, w, b)),
-            lambda x=x, w=packed, b=bias: linear_gelu(x, w, b),
         )

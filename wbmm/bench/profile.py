@@ -1,17 +1,25 @@
-"""`wbmm bench profile`: where the time of a model goes, by operator, in eager PyTorch, in OpenVINO or in training."""
+"""`wbmm bench profile`: where the time of a model goes, by operator, in eager PyTorch, in training or in OpenVINO."""
 
 import argparse
 import tempfile
 from collections import Counter
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from wbmm.progress import progress_bar
 
 from .candidates import FORMS, TRAINING_FORMS, TrainingStep, build, images_for, split
-from .results import Record, add_output_arguments, check_out, present, progress
+from .results import Record, add_output_arguments, check_out, present, say
+from .setting import Setting, add_setting_arguments
 
 EXAMPLE = "wbmm bench profile wbmm_t:compact --runtime openvino --batch 1"
 RUNTIMES = ("eager", "openvino", "training")
+WARMUP = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--size", type=int, nargs=2, default=(224, 224), metavar=("H", "W"))
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--top", type=int, default=12, help="operators to list; the others are one row (default: 12)")
+    add_setting_arguments(parser)
     add_output_arguments(parser)
 
 
@@ -35,16 +44,21 @@ def run(args: argparse.Namespace) -> int:
     split(args.model, TRAINING_FORMS if training else tuple(FORMS))
     if args.out is not None:
         check_out(args.out, "profile")
-    seconds, calls = {"eager": _eager, "training": _eager, "openvino": _openvino}[args.runtime](args)
+    setting = Setting.from_args(args)
+    if args.runtime == "openvino" and (setting.device, setting.dtype) != ("cpu", "float32"):
+        raise ValueError(f"{' '.join(setting.argv())}: OpenVINO is profiled on the CPU in float32")
+    seconds, calls = _openvino(args) if args.runtime == "openvino" else _pytorch(args, setting)
     records = rows(seconds, calls, args.rounds, args.batch, args.top)
     note = (
-        f"{args.model}, {args.runtime}, batch {args.batch}, {args.size[0]}x{args.size[1]}, float32, mean of "
-        f"{args.rounds} rounds. What measures each operator slows the whole down: read shares here, speeds elsewhere."
+        f"{args.model}, {args.runtime}, batch {args.batch}, {args.size[0]}x{args.size[1]}, "
+        f"{setting.describe()}, mean of {args.rounds} rounds; time on the {'GPU' if setting.on_cuda else 'CPU'}. What "
+        "measures each operator slows the whole down: read shares here, speeds elsewhere."
     )
-    setting = {"height": args.size[0], "width": args.size[1], "rounds": args.rounds, "runtime": args.runtime}
+    columns = {"height": args.size[0], "width": args.size[1], "rounds": args.rounds, "runtime": args.runtime}
+    columns |= setting.columns()
     argv = [args.model, "--runtime", args.runtime, "--batch", str(args.batch), "--size", *map(str, args.size)]
-    argv += ["--rounds", str(args.rounds), "--top", str(args.top)]
-    return present(args, "profile", records, setting, argv, note, "operator")
+    argv += ["--rounds", str(args.rounds), "--top", str(args.top), *setting.argv()]
+    return present(args, "profile", records, columns, argv, note, "operator")
 
 
 def rows(seconds: Counter, calls: Counter, rounds: int, batch: int, top: int) -> list[Record]:
@@ -69,24 +83,44 @@ def rows(seconds: Counter, calls: Counter, rounds: int, batch: int, top: int) ->
     ]
 
 
-def _eager(args: argparse.Namespace) -> tuple[Counter, Counter]:
-    """PyTorch's own profiler: the time of an operator without the operators that it calls."""
-    from torch.profiler import ProfilerActivity, profile
-
-    model = build(args.model, "cpu", tuple(args.size))
-    images = images_for(args.model, torch.randn(args.batch, 3, *args.size))
-    step = TrainingStep(model, images) if args.runtime == "training" else lambda: model(images)
-    with torch.set_grad_enabled(args.runtime == "training"):
-        step()
-        step()
-        with profile(activities=[ProfilerActivity.CPU]) as found:
+def _pytorch(args: argparse.Namespace, setting: Setting) -> tuple[Counter, Counter]:
+    """Seconds and calls by operator, from PyTorch's profiler, over all rounds."""
+    training = args.runtime == "training"
+    model = build(args.model, setting, tuple(args.size))
+    images = images_for(args.model, torch.randn(args.batch, 3, *args.size), setting)
+    one_pass = TrainingStep(model, images, setting) if training else partial(setting.forward, model, images)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if setting.on_cuda else [])]
+    with setting.running(), torch.set_grad_enabled(training):
+        for _ in range(WARMUP):
+            one_pass()
+        with profile(activities=activities) as found, progress_bar(args.rounds, "rounds") as advance:
             for _ in range(args.rounds):
-                step()
-                progress()
-    seconds, calls = Counter(), Counter()
-    for event in found.key_averages():
-        seconds[event.key] += event.self_cpu_time_total * 1e-6
-        calls[event.key] += event.count
+                one_pass()
+                advance(1)
+            if setting.on_cuda:
+                torch.cuda.synchronize(setting.device)
+    return operator_times(found.key_averages(), setting.on_cuda)
+
+
+def operator_times(events: Iterable, on_cuda: bool) -> tuple[Counter, Counter]:
+    """Seconds and calls of each operator, without the operators that it calls.
+
+    Args:
+        events: averages of PyTorch's profiler.
+        on_cuda: count the time of the kernels that an operator has launched, not the CPU's time of launching them.
+    """
+    seconds, calls, kernels = Counter(), Counter(), 0.0
+    for event in events:
+        if on_cuda and event.device_type != DeviceType.CPU:  # the same kernels, by their own names
+            kernels += 0.0 if event.is_user_annotation else event.self_device_time_total * 1e-6
+            continue
+        taken = event.self_device_time_total if on_cuda else event.self_cpu_time_total
+        if taken or not on_cuda:
+            seconds[event.key] += taken * 1e-6
+            calls[event.key] += event.count
+    outside = kernels - sum(seconds.values())
+    if outside > 1e-3 * kernels:
+        seconds["kernels outside operators"] = outside
     return seconds, calls
 
 
@@ -96,17 +130,17 @@ def _openvino(args: argparse.Namespace) -> tuple[Counter, Counter]:
     from wbmm.deploy.runtime import openvino_model, read_openvino
     from wbmm.io.card import card_of
 
-    model = build(args.model, "cpu", tuple(args.size))
+    model = build(args.model, size=tuple(args.size))
+    say("exporting to OpenVINO")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.xml"
         export_model(model, path, card_of(model), size=tuple(args.size), batch=args.batch)
         request = openvino_model(read_openvino(path), count=True).create_infer_request()
     images = torch.randn(args.batch, 3, *args.size).numpy()
     seconds, calls = Counter(), Counter()
-    for i in range(args.rounds + 2):
+    for i in range(WARMUP + args.rounds):
         request.infer([images])
-        progress()
-        for node in request.profiling_info if i >= 2 else ():
+        for node in request.profiling_info if i >= WARMUP else ():
             if node.real_time.total_seconds() > 0:
                 seconds[f"{node.node_type}, {node.exec_type}"] += node.real_time.total_seconds()
                 calls[f"{node.node_type}, {node.exec_type}"] += 1

@@ -16,6 +16,7 @@ from wbmm.text import render_table
 from wbmm.timing import Timing
 
 from .candidates import split
+from .setting import Setting, add_setting_arguments
 
 __all__ = [
     "add_output_arguments",
@@ -24,7 +25,7 @@ __all__ = [
     "check_speed_arguments",
     "finish",
     "present",
-    "progress",
+    "say",
     "speed_record",
     "table",
     "to_csv",
@@ -83,7 +84,7 @@ def present(
     args: argparse.Namespace,
     bench: str,
     records: Sequence[Record],
-    setting: Mapping[str, object],
+    columns: Mapping[str, object],
     argv: Sequence[str],
     note: str,
     first: str = "model",
@@ -92,7 +93,7 @@ def present(
     print(table(records, markdown=args.markdown, first=first))
     print(f"\n{note}\n{torch.get_num_threads()} threads, torch {torch.__version__}")
     if args.out is not None:
-        page, sheet = write_report(args.out, bench, records, setting, argv, note, first)
+        page, sheet = write_report(args.out, bench, records, columns, argv, note, first)
         print(f"written to {page} and {sheet}")
     return 0
 
@@ -112,7 +113,7 @@ def write_report(
     folder: Path,
     bench: str,
     records: Sequence[Record],
-    setting: Mapping[str, object],
+    columns: Mapping[str, object],
     argv: Sequence[str],
     note: str,
     first: str = "model",
@@ -123,7 +124,7 @@ def write_report(
         folder: made if there is none.
         bench: name of the benchmark.
         records: of the models.
-        setting: what all records share, such as the size of the images; columns of the CSV.
+        columns: of the CSV, with what all records share, such as the size of the images.
         argv: arguments of `wbmm bench <bench>`.
         note: what the figures mean, under the table.
         first: heading of the first column.
@@ -131,12 +132,12 @@ def write_report(
     page, sheet = check_out(folder, bench)
     folder.mkdir(parents=True, exist_ok=True)
     command = shlex.join(["wbmm", "bench", bench, *argv])
-    facts = machine_facts(str(setting.get("device", "cpu")))
+    facts = machine_facts(str(columns.get("device", "cpu")))
     text = (
         f"{_heading(bench)}\n{table(records, markdown=True, first=first)}\n\n{note}\n\n{measured_line(facts)}\n\n"
         f"```sh\n{command}\n```\n"
     )
-    rows = [{"bench": bench, **record, **setting, **facts, "command": command} for record in records]
+    rows = [{"bench": bench, **record, **columns, **facts, "command": command} for record in records]
     for path, content in ((page, text), (sheet, to_csv(rows))):
         with atomic_path(path, force=True) as temporary:
             temporary.write_text(content, encoding="utf-8")
@@ -174,7 +175,7 @@ def add_speed_arguments(
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of rest before each call (default: 0)")
     parser.add_argument("--compile", action="store_true", help="torch.compile each model; compiling is not timed")
-    parser.add_argument("--device", default="cpu")
+    add_setting_arguments(parser)
     add_output_arguments(parser)
 
 
@@ -193,33 +194,31 @@ def check_speed_arguments(args: argparse.Namespace, bench: str, forms: tuple[str
     return specs
 
 
-def progress() -> None:
-    """A dot a round, where somebody looks on."""
-    if sys.stderr.isatty():
-        print(".", end="", file=sys.stderr, flush=True)
+def say(text: str) -> None:
+    """What is being done, on standard error."""
+    print(text, file=sys.stderr, flush=True)
 
 
-def finish(args: argparse.Namespace, bench: str, records: Sequence[Record], note: str) -> int:
+def finish(args: argparse.Namespace, bench: str, records: Sequence[Record], setting: Setting, note: str) -> int:
     """`present` with what the benchmarks of speed share."""
-    setting = {
+    columns = {
         "height": args.size[0],
         "width": args.size[1],
         "rounds": args.rounds,
         "baseline": args.baseline,
         "compiled": args.compile,
-        "device": args.device,
+        **setting.columns(),
     }
-    return present(args, bench, records, setting, _argv(args), note)
+    return present(args, bench, records, columns, _argv(args, setting), note)
 
 
-def _argv(args: argparse.Namespace) -> list[str]:
+def _argv(args: argparse.Namespace, setting: Setting) -> list[str]:
     """The arguments that measure the same again."""
     argv = [*args.models, "--baseline", args.baseline, "--batch", *map(str, args.batch)]
     argv += ["--size", *map(str, args.size), "--rounds", str(args.rounds)]
     if args.pause:
         argv += ["--pause", str(args.pause)]
-    if args.device != "cpu":
-        argv += ["--device", args.device]
+    argv += setting.argv()
     for flag in ("compile", "limit", "memory"):
         argv += [f"--{flag}"] if getattr(args, flag, False) else []
     return argv

@@ -1,7 +1,7 @@
 """`wbmm bench seg`: throughput, parameters and FLOPs of whole UPerNet segmentors, backbone against backbone."""
 
 import argparse
-import sys
+from functools import partial
 
 import torch
 import torch.nn as nn
@@ -10,7 +10,9 @@ from wbmm.mm import require
 from wbmm.models.fuse import fuse
 from wbmm.models.profile import count_macs, count_params
 from wbmm.text import render_table
-from wbmm.timing import time_interleaved
+
+from .results import say
+from .setting import Setting, add_setting_arguments
 
 EXAMPLE = "wbmm bench seg --sizes 512x512 --batch 2 --backbones conv3x3 7x7 hier"
 SPEED_HEADERS = ("backbone", "input", "batch", "images/s (median)", "images/s (best)", "ratio of medians")
@@ -44,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", nargs="+", default=["512x512", "512x1024", "1024x1024"], metavar="HxW")
     parser.add_argument("--batch", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--device", default="cpu")
+    add_setting_arguments(parser)
     parser.add_argument("--cost", action="store_true", help="parameters and FLOPs at 512x2048 alone, nothing is timed")
     parser.add_argument("--markdown", action="store_true")
 
@@ -59,9 +61,12 @@ def run(args: argparse.Namespace) -> int:
         where = "x".join(map(str, COST_SIZE))
         print(f"\nUPerNet, 150 classes, fused, multiply-adds at {where}; counted, and beside it the paper's")
     else:
-        print(render_table(SPEED_HEADERS, _speeds(args, names, sizes), markdown=args.markdown))
-        print(f"\nUPerNet, 150 classes, float32, fused, eager, {args.device}, {torch.get_num_threads()} threads, torch "
-              f"{torch.__version__}; ratios to Conv 3x3 of the same size in the same interleaved run")  # fmt: skip
+        setting = Setting.from_args(args)
+        print(render_table(SPEED_HEADERS, _speeds(args, setting, names, sizes), markdown=args.markdown))
+        print(
+            f"\nUPerNet, 150 classes, fused, eager, channels-last, {setting.describe()}, {torch.get_num_threads()} "
+            f"threads, torch {torch.__version__}; ratios to Conv 3x3 of the same size in the same interleaved run"
+        )
     return 0
 
 
@@ -97,28 +102,31 @@ def configuration(path: str, name: str, letter: str):
     )
 
 
-def _speeds(args: argparse.Namespace, names: list[str], sizes: list[tuple[int, int]]) -> list[list[str]]:
+def _speeds(
+    args: argparse.Namespace, setting: Setting, names: list[str], sizes: list[tuple[int, int]]
+) -> list[list[str]]:
     rows = []
     for letter in args.models:
-        layout = {"device": args.device, "memory_format": torch.channels_last}
-        models = {name: fuse(build(name, letter)).to(**layout) for name in names}
+        models = {name: setting.place(fuse(build(name, letter))) for name in names}
         for size in sizes:
             for batch in args.batch:
-                say(f"{letter}, {size[0]}x{size[1]}, batch {batch}")
-                rows += _speed_rows(letter, models, batch, size, args)
+                rows += _speed_rows(letter, models, batch, size, args.rounds, setting)
     return rows
 
 
-def _speed_rows(letter: str, models: dict[str, nn.Module], batch: int, size: tuple[int, int], args) -> list[list[str]]:
-    images = torch.randn(batch, 3, *size, device=args.device).contiguous(memory_format=torch.channels_last)
+def _speed_rows(
+    letter: str, models: dict[str, nn.Module], batch: int, size: tuple[int, int], rounds: int, setting: Setting
+) -> list[list[str]]:
+    """Interleaved forward passes at one size and batch size."""
+    images, where = setting.place(torch.randn(batch, 3, *size)), f"{size[0]}x{size[1]}"
     with torch.inference_mode():
-        calls = {name: lambda model=model: model(images) for name, model in models.items()}
-        timings = time_interleaved(calls, rounds=args.rounds, warmup=1)
+        calls = {name: partial(setting.forward, model, images) for name, model in models.items()}
+        timings = setting.time(calls, f"{letter.upper()}, {where}, batch {batch}, rounds", rounds, warmup=1)
     base = timings[BASELINE].median
     return [
         [
             f"{name}, {letter.upper()}",
-            f"{size[0]}x{size[1]}",
+            where,
             str(batch),
             f"{batch / timing.median:.2f}",
             f"{batch / timing.best:.2f}",
@@ -143,9 +151,3 @@ def _costs(models: list[str], names: list[str]) -> list[list[str]]:
                 [f"{name}, {letter.upper()}", f"{params / 1e6:.1f}", str(paper[0]), f"{macs / 1e9:.0f}", str(paper[1])]
             )
     return rows
-
-
-def say(text: str) -> None:
-    """What is being done, for somebody who looks on."""
-    if sys.stderr.isatty():
-        print(text, file=sys.stderr, flush=True)

@@ -1,7 +1,6 @@
 """What is known of each row of a table: costs counted, speed measured, the paper's figures beside them."""
 
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,24 +11,20 @@ import torch.nn as nn
 from torch import Tensor
 
 from wbmm.bench.candidates import TrainingStep
+from wbmm.bench.setting import Setting
 from wbmm.layers.depthwise import find_implicit_gemm
 from wbmm.models.fuse import fuse
 from wbmm.models.profile import build_on_meta, count_macs, count_params
+from wbmm.ops.dispatch import watch
 from wbmm.paper_tables import Row, Table
-from wbmm.timing import Timing, time_interleaved
+from wbmm.timing import Timing
 
 from .small import Small
 
-__all__ = [
-    "Costs",
-    "Measured",
-    "can_run",
-    "check_model",
-    "count_costs",
-    "measure_inference",
-    "measure_training",
-    "records",
-]
+__all__ = ["LAYOUTS", "Costs", "Measured", "Speed", "Timer", "can_run", "check_model", "count_costs", "records"]
+
+SETTING = ("device", "dtype", "autocast", "precision")
+LAYOUTS = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}
 
 
 @dataclass(frozen=True)
@@ -43,6 +38,7 @@ class Costs:
 
 
 def check_model(name: str) -> None:
+    """Raises unless timm knows the model."""
     if not timm.is_model(name):
         raise ValueError(f"timm knows no model {name!r}; see `wbmm list` and timm.list_models()")
 
@@ -61,55 +57,88 @@ def count_costs(model: str, args: dict, size: int = 224, in_chans: int = 3) -> C
     )
 
 
-def can_run(row: Row, device: str) -> bool:
+def can_run(row: Row, setting: Setting) -> bool:
     """Whether the row's operator is there: the large-kernel package runs on CUDA alone."""
-    return not row.large_kernel or (device.startswith("cuda") and find_implicit_gemm() is not None)
+    return not row.large_kernel or (setting.on_cuda and find_implicit_gemm() is not None)
 
 
-def _build(row: Row, device: str) -> nn.Module:
+@dataclass(frozen=True)
+class Speed:
+    """The time of one row, and the memory format that it was taken in."""
+
+    timing: Timing
+    layout: str
+
+
+@dataclass
+class Timer:
+    """How rows are timed: `inference` and `training`, all rows in turn.
+
+    Attributes:
+        setting: the device and the numbers.
+        layouts: memory formats, of `LAYOUTS`, that each row is timed in; the faster one counts.
+        size: side of the images.
+        rounds: measured rounds.
+        backends: filled in by timing: who computed each operator, by `inference` or `training` and the operator's name.
+    """
+
+    setting: Setting
+    layouts: Sequence[str]
+    size: int
+    rounds: int
+    backends: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+
+    def inference(self, rows: Sequence[Row], batches: Sequence[int]) -> dict[int, dict[str, Speed]]:
+        """Fused, eager forward passes: batch size to row id to times."""
+        models = {
+            (row.id, layout): self.setting.place(fuse(_build(row).eval()), LAYOUTS[layout])
+            for row in rows
+            for layout in self.layouts
+        }
+        found = {}
+        with torch.inference_mode():
+            for batch in batches:
+                images = self._images(batch)
+                calls = {key: partial(self.setting.forward, model, images[key[1]]) for key, model in models.items()}
+                found[batch] = self._time(calls, "inference", batch)
+        return found
+
+    def training(self, rows: Sequence[Row], batch: int) -> dict[str, Speed]:
+        """Training steps by row id."""
+        images = self._images(batch)
+        calls = {
+            (row.id, layout): TrainingStep(
+                self.setting.place(_build(row), LAYOUTS[layout]), images[layout], self.setting
+            )
+            for row in rows
+            for layout in self.layouts
+        }
+        return self._time(calls, "training", batch)
+
+    def _images(self, batch: int) -> dict[str, Tensor]:
+        images = torch.randn(batch, 3, self.size, self.size)
+        return {layout: self.setting.place(images, LAYOUTS[layout]) for layout in self.layouts}
+
+    def _time(self, calls: dict[tuple[str, str], Callable[[], object]], what: str, batch: int) -> dict[str, Speed]:
+        """The faster layout of each row."""
+        with self.setting.running(), watch(partial(self._note, what)):
+            for call in calls.values():
+                call()
+        timings = self.setting.time(calls, f"{what}, batch {batch}, rounds", self.rounds, warmup=1)
+        found: dict[str, Speed] = {}
+        for (row_id, layout), timing in timings.items():
+            if row_id not in found or timing.median < found[row_id].timing.median:
+                found[row_id] = Speed(timing, layout)
+        return found
+
+    def _note(self, what: str, operator: str, backend: str, reasons: dict[str, str]) -> None:
+        self.backends.setdefault((what, operator), set()).add(backend)
+
+
+def _build(row: Row) -> nn.Module:
     check_model(row.model)
     large_kernel = {"large_kernel": "implicit_gemm"} if row.large_kernel else {}
-    return timm.create_model(row.model, **row.args, **large_kernel).to(device)
-
-
-def _images(batch: int, size: int, device: str) -> Tensor:
-    return torch.randn(batch, 3, size, size, device=device).contiguous(memory_format=torch.channels_last)
-
-
-def _time(calls: dict[str, Callable[[], object]], what: str, rounds: int, warmup: int = 1) -> dict[str, Timing]:
-    done = 0
-
-    def show() -> None:
-        nonlocal done
-        done += 1
-        print(f"{what}: round {done} of {rounds + warmup}", file=sys.stderr, flush=True)
-
-    return time_interleaved(calls, rounds=rounds, warmup=warmup, on_round=show)
-
-
-def measure_inference(
-    rows: Sequence[Row], batches: Sequence[int], size: int, rounds: int, device: str = "cpu"
-) -> dict[int, dict[str, Timing]]:
-    """Fused, eager, channels-last forward passes: batch size to row id to times."""
-    models = {}
-    for row in rows:
-        fused = fuse(_build(row, device).eval())
-        models[row.id] = fused.to(memory_format=torch.channels_last)
-    found = {}
-    with torch.inference_mode():
-        for batch in batches:
-            images = _images(batch, size, device)
-            calls = {key: partial(model, images) for key, model in models.items()}
-            found[batch] = _time(calls, f"inference, batch {batch}", rounds)
-    return found
-
-
-def measure_training(rows: Sequence[Row], batch: int, size: int, rounds: int, device: str = "cpu") -> dict[str, Timing]:
-    """Training steps by row id."""
-    images = _images(batch, size, device)
-    layout = {"memory_format": torch.channels_last}
-    calls = {row.id: TrainingStep(_build(row, device).to(**layout), images) for row in rows}
-    return _time(calls, f"training, batch {batch}", rounds)
+    return timm.create_model(row.model, **row.args, **large_kernel)
 
 
 @dataclass
@@ -117,10 +146,12 @@ class Measured:
     """What was measured of a table, by row id; what was not is empty.
 
     Attributes:
+        table: it belongs to.
         rows: those asked for, in order.
         costs: of every row.
+        setting: that speed was measured in; None if it was not.
         inference: by batch size, then row.
-        training: times of training steps of `training_batch` images.
+        training: of training steps of `training_batch` images.
         small: runs of the small recipe.
         small_costs: of the nets of the small recipe.
         recipe: that they were trained by.
@@ -129,8 +160,9 @@ class Measured:
     table: Table
     rows: list[Row]
     costs: dict[str, Costs]
-    inference: dict[int, dict[str, Timing]] = field(default_factory=dict)
-    training: dict[str, Timing] = field(default_factory=dict)
+    setting: Setting | None = None
+    inference: dict[int, dict[str, Speed]] = field(default_factory=dict)
+    training: dict[str, Speed] = field(default_factory=dict)
     training_batch: int = 0
     small: dict[str, Small] = field(default_factory=dict)
     small_costs: dict[str, Costs] = field(default_factory=dict)
@@ -152,12 +184,16 @@ def _paper_ratios(row: Row, base: Row) -> dict[str, float | None]:
     }
 
 
-def _speed(timings: dict[str, Timing], row: Row, batch: int, name: str) -> dict[str, float | None]:
-    """Images per second, and the ratio of medians to the baseline of the same interleaved run."""
-    if row.id not in timings:
-        return {f"{name}_images_per_s": None, f"{name}_ratio": None}
-    own, base = timings[row.id].median, timings[row.baseline].median
-    return {f"{name}_images_per_s": batch / own, f"{name}_ratio": base / own}
+def _speed(speeds: dict[str, Speed], row: Row, batch: int, name: str) -> dict[str, float | str | None]:
+    """Images per second, the ratio of medians to the baseline of the same interleaved run, and the memory format."""
+    if row.id not in speeds:
+        return {f"{name}_images_per_s": None, f"{name}_ratio": None, f"{name}_layout": None}
+    own, base = speeds[row.id].timing.median, speeds[row.baseline].timing.median
+    return {
+        f"{name}_images_per_s": batch / own,
+        f"{name}_ratio": base / own,
+        f"{name}_layout": speeds[row.id].layout,
+    }
 
 
 def _small(row: Row, measured: Measured) -> dict:
@@ -202,5 +238,6 @@ def records(measured: Measured) -> list[dict]:
         for batch, timings in measured.inference.items():
             record |= _speed(timings, row, batch, f"inference_b{batch}")
         record |= {f"{key}_paper": paper.get(key) for key in ("top1", "top1_pm", "miou", "miou_pm")}
+        record |= {key: getattr(measured.setting, key, None) for key in SETTING}
         result.append(record | _small(row, measured))
     return result

@@ -92,6 +92,7 @@ def _speeds(rows: list[dict], measured: Measured) -> str:
         for column in (
             (f"inference at batch {batch}, measured ratio", _number(f"inference_b{batch}_ratio", 2, "x")),
             (f"images/s at batch {batch}", _number(f"inference_b{batch}_images_per_s", 2)),
+            *_layout(rows, f"inference_b{batch}", f"layout at batch {batch}"),
         )
     ]
     batch = measured.training_batch
@@ -102,11 +103,18 @@ def _speeds(rows: list[dict], measured: Measured) -> str:
             ("training, paper's ratio", _number("training_ratio_paper", 2, "x")),
             (f"training at batch {batch}, measured ratio", _number("training_ratio", 2, "x")),
             (f"training images/s at batch {batch}", _number("training_images_per_s", 2)),
+            *_layout(rows, "training", "training layout"),
             ("inference, paper's ratio", _number("inference_ratio_paper", 2, "x")),
             *inference,
             ("ratio to", lambda r: f"`{r['baseline']}`"),
         ],
     )
+
+
+def _layout(rows: list[dict], name: str, heading: str) -> list[Column]:
+    """A column with each row's memory format, unless it is the same for all."""
+    key = f"{name}_layout"
+    return [(heading, lambda r: r[key] or NONE)] if len({r[key] for r in rows if r[key]}) > 1 else []
 
 
 def _accuracies(rows: list[dict]) -> str:
@@ -162,9 +170,10 @@ def markdown_text(measured: Measured, command: str, how: str = "") -> str:
     text = "\n".join(parts) + "\n"
     if measured.small:
         text += _small_section(rows, measured)
+    device = measured.setting.device if measured.setting else "cpu"
     return (
         f"{text}`--`: not printed by the paper, or not run here (LKA rows need their CUDA package).\n\n"
-        f"{measured_line(machine_facts())}\n\n```sh\n{command}\n```\n"
+        f"{measured_line(machine_facts(device))}\n\n```sh\n{command}\n```\n"
     )
 
 

@@ -8,14 +8,17 @@ from pathlib import Path
 import torch
 
 import wbmm.models  # noqa: F401  (registers them)
-from wbmm.machine import check_device
+from wbmm.bench.setting import Setting, add_setting_arguments
+from wbmm.ops.backends.onednn.convolution import LEAST_SIDE
+from wbmm.ops.backends.onednn.linear import takes_onednn
 from wbmm.paper_tables import Row, get_table, load_tables
 from wbmm.train.runs import RunFacts
 
-from .measure import Costs, Measured, can_run, count_costs, measure_inference, measure_training
+from .measure import LAYOUTS, Costs, Measured, Timer, can_run, count_costs
 from .page import check_pages, csv_text, markdown_text, write_pages
 from .small import find_recipe, train_small
 
+BEST = "best"
 EXAMPLE = "wbmm table cross-operator --train fashion_mnist --seeds 2"
 
 
@@ -29,7 +32,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--train-batch", type=int, default=4, help="images of a training step (default: 4)")
     parser.add_argument("--size", type=int, help="side of the images when speed is measured (default: the table's)")
     parser.add_argument("--rounds", type=int, default=15, help="measured rounds, all rows in each (default: 15)")
-    parser.add_argument("--device", default="cpu", help="where speed is measured (default: cpu)")
+    add_setting_arguments(parser)
+    parser.add_argument(
+        "--layout",
+        choices=(BEST, *LAYOUTS),
+        help="memory format when speed is measured; best: each row in the faster one (default: best on CUDA, "
+        "channels_last on a CPU)",
+    )
     parser.add_argument(
         "--train", metavar="RECIPE", help="train the rows small: fashion_mnist, or a training configuration"
     )
@@ -45,8 +54,6 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and any(number < 1 for number in (value if isinstance(value, list) else [value])):
             raise ValueError(f"--{name.replace('_', '-')} {value}: expected 1 or more")
-    if not args.no_speed:
-        check_device(args.device)
     given = [name for name in ("epochs", "seeds", "set", "runs") if getattr(args, name)]
     if given and not args.train:
         raise ValueError(f"--{given[0]} is for training: say --train RECIPE as well")
@@ -54,17 +61,18 @@ def _check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
+    setting = None if args.no_speed else Setting.from_args(args)
     table = get_table(args.name)
     rows = table.select(args.rows)
     recipe = find_recipe(args.train) if args.train else None
     out = args.out or Path("runs") / f"table-{table.name}"
     check_pages(out, table.name, lambda row: _again(row, rows, args))
-    measured = Measured(table, rows, {row.id: count_costs(row.model, row.args) for row in rows})
+    measured = Measured(table, rows, {row.id: count_costs(row.model, row.args) for row in rows}, setting)
     # Training first: it can be interrupted, and then no speed has been measured in vain.
     if recipe and not _train(args, measured, recipe):
         print("interrupted; the same command continues", file=sys.stderr)
         return 1
-    how = "" if args.no_speed else _measure_speed(args, measured)
+    how = "" if setting is None else _measure_speed(args, measured, setting)
     page, sheet = write_pages(out, table.name, markdown_text(measured, _command(args), how), csv_text(measured))
     print(page.read_text(encoding="utf-8"))
     print(f"written to {page} and {sheet}", file=sys.stderr)
@@ -100,18 +108,33 @@ def _small_costs(row: Row, facts: RunFacts) -> Costs:
     return count_costs(row.small_model, args, facts.get("data.size"), facts.get("data.in_chans"))
 
 
-def _measure_speed(args: argparse.Namespace, measured: Measured) -> str:
+def _measure_speed(args: argparse.Namespace, measured: Measured, setting: Setting) -> str:
     """Fills in the times and says how they were taken."""
-    rows = [row for row in measured.rows if can_run(row, args.device)]
+    layout = args.layout or (BEST if setting.on_cuda else "channels_last")
     size = args.size or measured.table.size
-    measured.inference = measure_inference(rows, args.batch, size, args.rounds, args.device)
+    timer = Timer(setting, tuple(LAYOUTS) if layout == BEST else (layout,), size, args.rounds)
+    rows = [row for row in measured.rows if can_run(row, setting)]
+    measured.inference = timer.inference(rows, args.batch)
     measured.training_batch = args.train_batch
-    measured.training = measure_training(rows, args.train_batch, size, args.rounds, args.device)
+    measured.training = timer.training(rows, args.train_batch)
+    best = f" (each row in the faster of {' and '.join(LAYOUTS)})" if layout == BEST else ""
     return (
-        f"Measured: medians of {args.rounds} rounds with all rows in turn, {size}x{size}, float32, channels-last, "
-        f"eager, {args.device}, {torch.get_num_threads()} threads; inference in the fused form, training as forward, "
-        "backward and AdamW step of the training form."
-    )
+        f"Measured: medians of {args.rounds} rounds with all rows in turn, {size}x{size}, {setting.describe()}, eager, "
+        f"layout {layout}{best}, {torch.get_num_threads()} threads; inference in the fused form, training as forward, "
+        f"backward and AdamW step of the training form. {_operators(timer)}"
+    ).rstrip()
+
+
+def _operators(timer: Timer) -> str:
+    """Which backends computed the windows that were timed."""
+    found = {what: timer.backends.get((what, "windowed"), set()) for what in ("inference", "training")}
+    if not any(found.values()):
+        return ""
+    text = " and ".join(f"by {', '.join(sorted(names))} in {what}" for what, names in found.items() if names)
+    example = torch.zeros(1, device=timer.setting.device, dtype=timer.setting.product_dtype)
+    if any("onednn" in names for names in found.values()) and takes_onednn(example):
+        text += f"; from {LEAST_SIDE}x{LEAST_SIDE} on, onednn computes them as depthwise convolutions"
+    return f"Windows are computed {text}."
 
 
 def _command(args: argparse.Namespace) -> str:

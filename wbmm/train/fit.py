@@ -52,9 +52,7 @@ class Result:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "config", help="a YAML file, a name (digits, imagenet/wbmm_t) or a row of a table (table:windows/hier)"
-    )
+    parser.add_argument("config", help="a YAML file, a name (imagenet/wbmm_t) or a row of a table (table:windows/hier)")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. data.root=/data/imagenet batch=64")
 
 

@@ -19,6 +19,7 @@ __all__ = ["HEADERS", "ComparisonImages", "MeasuredFile", "measure_files"]
 
 HEADERS = ("form", "file", "MB", "images", "top-1 %", "same top-1 as float32 %", "ms an image", "speed to float32")
 PAUSE_S = 0.05  # the threads of one runtime spin for a while after a call, and would slow the next one down
+DEVICE = "cpu"  # where OpenVINO and ONNX Runtime compute in INT8
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class ComparisonImages:
     skip_bad: bool = False
 
     def evaluate(self, path: Path) -> Evaluation:
-        runner = open_runner(path)
+        runner = open_runner(path, DEVICE)
         if self.labelled is None:
             return Evaluation(runner(self.others), torch.zeros(len(self.others), dtype=torch.int64), 0.0)
         return collect(runner, self.labelled, workers=self.workers, skip_bad=self.skip_bad, label=path.name)
@@ -94,8 +95,8 @@ def measure_files(
     """
     outputs = [first or images.evaluate(files[0]), *map(images.evaluate, files[1:])]
     image = images.others[:1].contiguous()
-    calls = {path: partial(open_runner(path), image) for path in files}
-    timings = time_interleaved(calls, rounds=rounds, warmup=5, pause=PAUSE_S)
+    calls = {path: partial(open_runner(path, DEVICE), image) for path in files}
+    timings = time_interleaved(calls, rounds=rounds, warmup=5, pause=PAUSE_S, device=DEVICE)
     rows = []
     for path, found in zip(files, outputs, strict=True):
         likeness = quality(found.logits, outputs[0].logits)

@@ -16,25 +16,52 @@ from .runner import Runner, existing, input_sides, parse_card, unreadable
 __all__ = ["onnx_session", "open_onnx"]
 
 
-def onnx_session(path: str | Path, device: str = "cpu", threads: int | None = None):
-    """An ONNX Runtime session on `cpu` or `cuda`, with PyTorch's number of threads."""
+def onnx_session(
+    path: str | Path,
+    device: str = "cpu",
+    threads: int | None = None,
+    tensorrt: bool = False,
+    tf32: bool | None = None,
+):
+    """An ONNX Runtime session.
+
+    Args:
+        path: an .onnx file.
+        device: `cpu`, `cuda` or, for another GPU than the first, `cuda:1`.
+        threads: of the CPU; PyTorch's number, if not given.
+        tensorrt: let TensorRT run what it can on the GPU, and CUDA the rest.
+        tf32: whether CUDA may compute float32 in TF32; ONNX Runtime's default, if not given.
+    """
     runtime = need("onnxruntime")
     options = runtime.SessionOptions()
     options.intra_op_num_threads = threads or torch.get_num_threads()
     options.log_severity_level = 4  # errors come as exceptions
     runtime.disable_telemetry_events()
-    provider = "CUDAExecutionProvider" if device.startswith("cuda") else "CPUExecutionProvider"
-    if provider not in runtime.get_available_providers():
+    providers = _providers(device, tensorrt, tf32)
+    wanted = providers[0][0]
+    if wanted not in runtime.get_available_providers():
         raise ValueError(
-            f"device {device!r}: this onnxruntime has no {provider}; for NVIDIA, pip install onnxruntime-gpu"
+            f"device {device!r}: this onnxruntime has no {wanted}; for NVIDIA, pip install onnxruntime-gpu"
         )
     path = existing(path)
     verify_digest(path)
     screen_onnx(path)
     try:
-        return runtime.InferenceSession(path, options, providers=[provider])
+        session = runtime.InferenceSession(path, options, providers=providers)
     except Exception as error:  # onnxruntime's classes share no base
         raise unreadable(path, "ONNX", error) from None
+    if wanted not in session.get_providers():  # without the libraries of a GPU it takes the CPU, and says nothing
+        raise ValueError(f"device {device!r}: onnxruntime could not load {wanted}; are CUDA and cuDNN installed?")
+    return session
+
+
+def _providers(device: str, tensorrt: bool, tf32: bool | None) -> list[tuple[str, dict]]:
+    """What ONNX Runtime shall run a file with, the first choice first."""
+    if not device.startswith("cuda"):
+        return [("CPUExecutionProvider", {})]
+    gpu = {"device_id": torch.device(device).index or 0}
+    cuda = ("CUDAExecutionProvider", gpu if tf32 is None else {**gpu, "use_tf32": int(tf32)})
+    return [("TensorrtExecutionProvider", gpu), cuda] if tensorrt else [cuda]
 
 
 def open_onnx(path: Path, device: str) -> Runner:

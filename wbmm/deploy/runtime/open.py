@@ -30,7 +30,7 @@ def open_runner(source: str | Path, device: str = "cpu", model: str | None = Non
     Args:
         source: an .onnx, .xml (OpenVINO) or .pt2 (torch.export) file of `wbmm export`, a checkpoint, or the name of a
             model with pretrained weights.
-        device: `cpu` or `cuda`.
+        device: `cpu`, `cuda` or, for another GPU than the first, `cuda:1`. OpenVINO files run on the CPU alone.
         model: the model's name, where a checkpoint does not tell.
         ema: a checkpoint's moving average, where it has one.
     """
