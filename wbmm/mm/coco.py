@@ -1,7 +1,6 @@
 """Annotation files in COCO's format: read, and checked before training reads them."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,6 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from wbmm.io.field_checks import is_number
 from wbmm.progress import progress_bar
 
 __all__ = ["CocoReport", "check_annotations", "read_annotations"]
@@ -175,9 +175,9 @@ def _check_objects(annotations: list, images: dict, categories: dict, path: Path
         if annotation.get("category_id") not in categories:
             raise ValueError(f"{name} is of category {annotation.get('category_id')}, which is not in the file")
         box = annotation.get("bbox")
-        if not isinstance(box, list) or len(box) != 4 or not all(_is_number(value) for value in box):
+        if not isinstance(box, list) or len(box) != 4 or not all(is_number(value) for value in box):
             raise ValueError(f"{name} has the box {box!r}; expected [left, top, width, height]")
-        if not _is_number(annotation.get("area")):
+        if not is_number(annotation.get("area")):
             raise ValueError(f"{name} has the area {annotation.get('area')!r}; COCO's metrics need that of the mask")
         if annotation.get("iscrowd") not in (0, 1):
             raise ValueError(f"{name} has iscrowd {annotation.get('iscrowd')!r}; expected 0, or 1 for a crowd")
@@ -204,10 +204,6 @@ def _check_kind_of_boxes(annotations: list, images: dict, path: Path) -> None:
             f"{path}: {over} of {len(annotations)} boxes reach over the edge of their image, and all of them would fit "
             "as [left, top, right, bottom]; COCO's boxes are [left, top, width, height]"
         )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _problem(annotation: dict, image: dict) -> str | None:

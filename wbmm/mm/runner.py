@@ -7,14 +7,21 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 from mmengine.config import Config, DictAction
 from mmengine.logging import print_log
+from mmengine.model import BaseModel
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import Runner
+from mmengine.structures import PixelData
+from PIL import Image
+
+from wbmm.deploy.runtime import EXPORTED
 
 from .build import build_mm_model, load_mm_config, prepare_device
 from .check_data import check_detection_data, check_segmentation_data, follow_ignore_index
+from .exported import ExportedSegmentor
 from .loading import check_fits, check_load_from, prepare_resume, use_safe_reader
 
 __all__ = [
@@ -39,6 +46,10 @@ PIPELINES = {"train_pipeline", "val_pipeline", "test_pipeline"}  # usual variabl
 LAUNCHERS = ("none", "pytorch", "slurm", "mpi")
 SCOPES = {"seg": "mmseg", "det": "mmdet"}
 TTA_RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # the paper's, where the configuration names none
+_CHECKPOINTS = {
+    "seg": "of a runner, released, fused by `wbmm reparam`, or a file of `wbmm export`",
+    "det": "of a runner, released, or fused by `wbmm reparam`",
+}
 TRACKERS = {"tensorboard": "TensorboardVisBackend", "wandb": "WandbVisBackend"}
 
 
@@ -53,7 +64,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_test_arguments(parser: argparse.ArgumentParser, extra: str) -> None:
     _add_common_arguments(parser)
-    parser.add_argument("checkpoint", help="of a runner, released, or fused by `wbmm reparam`")
+    parser.add_argument("checkpoint", help=_CHECKPOINTS[extra])
     if extra == "seg":
         help_tta = "multi-scale testing with flips, at tta_ratios of the test pipeline's scale"
         parser.add_argument("--tta", action="store_true", help=help_tta)
@@ -105,9 +116,12 @@ def run_testing(extra: str, args: argparse.Namespace) -> dict:
     else:
         print_log(check_detection_data(cfg, ["test"]), logger="current")
     prepare_device(cfg)
-    model = build_mm_model(cfg, SCOPES[extra], args.checkpoint, args.fuse)
-    form = getattr(model.backbone, "form", args.fuse or "training")
     tta = getattr(args, "tta", False)
+    if Path(args.checkpoint).suffix in EXPORTED:
+        model, form = _open_exported(cfg, extra, args), "exported"
+    else:
+        model = build_mm_model(cfg, SCOPES[extra], args.checkpoint, args.fuse)
+        form = getattr(model.backbone, "form", args.fuse or "training")
     if tta:
         cfg.test_dataloader.dataset.pipeline, scales = multi_scale_pipeline(cfg)
         print_log(f"multi-scale testing with flips at {scales}", logger="current")
@@ -121,6 +135,36 @@ def run_testing(extra: str, args: argparse.Namespace) -> dict:
     figures = ", ".join(f"{key} {value:.4g}" for key, value in metrics.items())
     print_log(f"{args.checkpoint}, {form} form, {how}: {figures}", logger="current")
     return metrics
+
+
+def _open_exported(cfg: Config, extra: str, args: argparse.Namespace) -> "ExportedModel":
+    """A segmentor of `wbmm export` to be tested; it resizes by itself, so the test pipeline no longer does."""
+    if extra != "seg":
+        raise ValueError(f"{args.checkpoint}: an exported file lacks a detector's heads; test its checkpoint")
+    for given, what in ((args.tta, "--tta"), (args.fuse, "--fuse"), (cfg.launcher != "none", "several processes")):
+        if given:
+            raise ValueError(f"{args.checkpoint}: {what} needs a checkpoint, not an exported file")
+    steps = cfg.test_dataloader.dataset.pipeline
+    cfg.test_dataloader.dataset.pipeline = [step for step in steps if step["type"] != "Resize"]
+    return ExportedModel(ExportedSegmentor(args.checkpoint))
+
+
+class ExportedModel(BaseModel):
+    """An exported segmentor as a model that mmengine's runner can test: whole pictures in, their labels out."""
+
+    def __init__(self, segmentor: ExportedSegmentor) -> None:
+        super().__init__()
+        self.segmentor = segmentor
+
+    def test_step(self, data: dict) -> list:
+        for image, sample in zip(data["inputs"], data["data_samples"], strict=True):
+            picture = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()[..., ::-1]))
+            labels = torch.from_numpy(self.segmentor.labels(picture))
+            sample.set_data({"pred_sem_seg": PixelData(data=labels[None])})
+        return data["data_samples"]
+
+    def forward(self, *_, **__):
+        raise NotImplementedError("an exported file can be tested, and no more")
 
 
 def _configure(args: argparse.Namespace) -> Config:
