@@ -5,6 +5,7 @@ import difflib
 import inspect
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,9 @@ from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import Runner
 from mmengine.structures import PixelData
 from PIL import Image
+from torch.utils.data import DataLoader
 
+from wbmm.data.loader import end_with_parent
 from wbmm.deploy.runtime import EXPORTED
 
 from .build import build_mm_model, load_mm_config, prepare_device
@@ -25,6 +28,7 @@ from .exported import ExportedSegmentor
 from .loading import check_fits, check_load_from, prepare_resume, use_safe_reader
 
 __all__ = [
+    "MMRunner",
     "add_test_arguments",
     "add_train_arguments",
     "check_keys",
@@ -51,6 +55,22 @@ _CHECKPOINTS = {
     "det": "of a runner, released, or fused by `wbmm reparam`",
 }
 TRACKERS = {"tensorboard": "TensorboardVisBackend", "wandb": "WandbVisBackend"}
+
+
+class MMRunner(Runner):
+    """mmengine's runner, whose data workers end with it."""
+
+    @staticmethod
+    def build_dataloader(*args, **kwargs) -> DataLoader:
+        loader = Runner.build_dataloader(*args, **kwargs)
+        loader.worker_init_fn = partial(_start_worker, loader.worker_init_fn)
+        return loader
+
+
+def _start_worker(mmengines: Callable[[int], None] | None, worker: int) -> None:
+    end_with_parent()
+    if mmengines is not None:
+        mmengines(worker)
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -95,7 +115,7 @@ def run_training(extra: str, args: argparse.Namespace) -> Runner:
         use_amp(cfg)
     track(cfg, args.track)
     texts += [_PREPARE[extra](cfg), prepare_device(cfg)]
-    runner = Runner.from_cfg(cfg)
+    runner = MMRunner.from_cfg(cfg)
     if cfg.get("load_from"):
         check_fits(getattr(runner.model, "module", runner.model), cfg.load_from, cfg.resume)
     for text in filter(None, texts):
@@ -129,7 +149,7 @@ def run_testing(extra: str, args: argparse.Namespace) -> dict:
             model = MODELS.build({**cfg.get("tta_model", {"type": "SegTTAModel"}), "module": model})
     names = ("test_dataloader", "test_cfg", "test_evaluator", "default_hooks", "custom_hooks", "env_cfg")
     names += ("log_processor", "visualizer", "default_scope", "randomness", "launcher", "work_dir")
-    runner = Runner(model=model, cfg=cfg, **{name: cfg[name] for name in names if cfg.get(name) is not None})
+    runner = MMRunner(model=model, cfg=cfg, **{name: cfg[name] for name in names if cfg.get(name) is not None})
     metrics = runner.test()
     how = "multi-scale with flips" if tta else "single scale"
     figures = ", ".join(f"{key} {value:.4g}" for key, value in metrics.items())
