@@ -10,7 +10,7 @@ from contextlib import suppress
 from .extras import install_command
 from .text import printable
 
-__all__ = ["INTERRUPTED", "run_command"]
+__all__ = ["INTERRUPTED", "is_memory_error", "run_command"]
 
 FAILED, INTERRUPTED = 1, 130  # argparse's 2 is for wrong usage
 _MEMORY = ("can't allocate memory", "out of memory")
@@ -56,6 +56,11 @@ def _say(name: str, text: str) -> None:
         print(f"{name}: {text}", file=sys.stderr, flush=True)
 
 
+def is_memory_error(error: Exception) -> bool:
+    """Whether an error of Python, PyTorch or a runtime means that memory ran out."""
+    return isinstance(error, MemoryError) or any(sign in str(error).lower() for sign in _MEMORY)
+
+
 def _explain(error: Exception) -> str | None:
     """What to tell the user of an expected error; None for a bug."""
     text = str(error).strip()
@@ -67,7 +72,7 @@ def _explain(error: Exception) -> str | None:
         advice = f": {command}" if command and "pip install" not in text else ""
         text = text or f"the package {error.name} is missing"
         return None if (error.name or "").startswith("wbmm") else f"{text}{advice}"
-    if isinstance(error, MemoryError) or any(sign in text.lower() for sign in _MEMORY):
+    if is_memory_error(error):
         first = (text.splitlines() or ["MemoryError"])[0]
         return f"out of memory ({first[:200]}); use a smaller batch, image size or model"
     expected = isinstance(error, (ValueError, OSError, FloatingPointError))

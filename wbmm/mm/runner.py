@@ -1,6 +1,7 @@
 """Training and testing of segmentors and detectors through mmengine's runner, as a command line says."""
 
 import argparse
+import ast
 import difflib
 import inspect
 import os
@@ -21,6 +22,8 @@ from torch.utils.data import DataLoader
 
 from wbmm.data.loader import end_with_parent
 from wbmm.deploy.runtime import EXPORTED
+from wbmm.handler import is_memory_error
+from wbmm.machine import PRECISIONS, set_precision
 
 from .build import build_mm_model, load_mm_config, prepare_device
 from .check_data import check_detection_data, check_segmentation_data, follow_ignore_index
@@ -57,6 +60,34 @@ _CHECKPOINTS = {
 TRACKERS = {"tensorboard": "TensorboardVisBackend", "wandb": "WandbVisBackend"}
 
 
+class OptionAction(DictAction):
+    """KEY=VALUE as mmengine reads it, but for texts with spaces, of which mmengine drops the spaces.
+
+    A value with spaces that is no list is a text, and lists of quoted texts are read as Python reads them.
+    """
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        options = dict(getattr(namespace, self.dest, None) or {})
+        for entry in values:
+            key, equals, value = entry.partition("=")
+            if not equals:
+                parser.error(f"{option_string} {entry}: write KEY=VALUE")
+            options[key] = self._text_with_spaces(value) or self._parse_iterable(value)
+        setattr(namespace, self.dest, options)
+
+    @staticmethod
+    def _text_with_spaces(value: str) -> object:
+        """None for a value that mmengine reads as well."""
+        if " " not in value.strip():
+            return None
+        if value[0] not in "([\"'":
+            return None if "," in value else value
+        try:
+            return ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            return None
+
+
 class MMRunner(Runner):
     """mmengine's runner, whose data workers end with it."""
 
@@ -78,6 +109,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", nargs="?", const="auto", metavar="FILE", help="continue the run in the work folder, or from FILE"
     )
+    parser.add_argument("--check-all", action="store_true", help="read every image before training, not a sample")
     parser.add_argument("--amp", action="store_true", help="mixed precision; needs a GPU")
     parser.add_argument("--track", nargs="+", choices=TRACKERS, default=[], help="log there as well")
 
@@ -99,7 +131,10 @@ def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--work-dir", help="output folder; work_dirs/NAME OF THE CONFIGURATION when not given")
     parser.add_argument("--data-root", help="where the data are, in place of what the configuration says")
     parser.add_argument(
-        "--cfg-options", nargs="+", action=DictAction, metavar="KEY=VALUE", help="changes of the configuration"
+        "--cfg-options", nargs="+", action=OptionAction, metavar="KEY=VALUE", help="changes of the configuration"
+    )
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default="tf32", help="of float32 products on a GPU (default: tf32)"
     )
     parser.add_argument("--launcher", choices=LAUNCHERS, help="how processes were started; found out for torchrun")
 
@@ -108,20 +143,34 @@ def run_training(extra: str, args: argparse.Namespace) -> Runner:
     """Trains as the command line says; returns the runner."""
     use_safe_reader()
     cfg = _configure(args)
-    texts = [prepare_resume(cfg, args.resume)]
+    texts = [prepare_resume(cfg, args.resume), _precision_line(args.precision)]
     if cfg.get("load_from") and not cfg.resume:
         check_load_from(cfg.load_from)
     if args.amp:
         use_amp(cfg)
     track(cfg, args.track)
-    texts += [_PREPARE[extra](cfg), prepare_device(cfg)]
+    texts += [_PREPARE[extra](cfg, args.check_all), prepare_device(cfg)]
     runner = MMRunner.from_cfg(cfg)
     if cfg.get("load_from"):
         check_fits(getattr(runner.model, "module", runner.model), cfg.load_from, cfg.resume)
     for text in filter(None, texts):
         print_log(text, logger="current")
-    runner.train()
+    try:
+        runner.train()
+    except (RuntimeError, MemoryError) as error:
+        if not is_memory_error(error):
+            raise
+        raise ValueError(_too_large(cfg)) from error
     return runner
+
+
+def _too_large(cfg: Config) -> str:
+    """What to lower when memory ran out."""
+    checkpointing = "" if cfg.model.backbone.get("with_cp") else ", or set model.backbone.with_cp=True"
+    return (
+        f"the memory is too small for batches of {cfg.train_dataloader.batch_size} images: lower "
+        f"train_dataloader.batch_size, or the scale and crop size of the pipelines{checkpointing}"
+    )
 
 
 def run_testing(extra: str, args: argparse.Namespace) -> dict:
@@ -136,6 +185,7 @@ def run_testing(extra: str, args: argparse.Namespace) -> dict:
     else:
         print_log(check_detection_data(cfg, ["test"]), logger="current")
     prepare_device(cfg)
+    print_log(_precision_line(args.precision), logger="current")
     tta = getattr(args, "tta", False)
     if Path(args.checkpoint).suffix in EXPORTED:
         model, form = _open_exported(cfg, extra, args), "exported"
@@ -188,7 +238,8 @@ class ExportedModel(BaseModel):
 
 
 def _configure(args: argparse.Namespace) -> Config:
-    """The configuration with the command line's changes, its work folder and its launcher."""
+    """The configuration with the command line's changes, its work folder and its launcher; sets the precision."""
+    set_precision(args.precision)
     cfg = load_mm_config(args.config, args.cfg_options)
     check_keys(cfg)
     if args.data_root is not None:
@@ -200,6 +251,10 @@ def _configure(args: argparse.Namespace) -> Config:
     torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     cfg.launcher = args.launcher or ("pytorch" if torchrun else "none")
     return cfg
+
+
+def _precision_line(precision: str) -> str:
+    return f"precision: {precision} ({PRECISIONS[precision]}; on a GPU)"
 
 
 def check_keys(cfg: Config) -> None:
@@ -244,17 +299,17 @@ def track(cfg: Config, names: Sequence[str]) -> None:
     cfg.visualizer.vis_backends = [*backends, *({"type": TRACKERS[n]} for n in names if TRACKERS[n] not in have)]
 
 
-def _prepare_segmentation(cfg: Config) -> str | None:
+def _prepare_segmentation(cfg: Config, everything: bool) -> str | None:
     """Has labels watched in training, and in the first process looks at the data before."""
     ignored = follow_ignore_index(cfg)
     hook = {"type": "LabelRangeHook", "num_classes": cfg.model.decode_head.num_classes, "ignore_index": ignored}
     cfg.custom_hooks = [*cfg.get("custom_hooks", []), hook]
-    return check_segmentation_data(cfg) if _is_first_process() else None
+    return check_segmentation_data(cfg, everything) if _is_first_process() else None
 
 
-def _prepare_detection(cfg: Config) -> str | None:
+def _prepare_detection(cfg: Config, everything: bool) -> str | None:
     """In the first process, looks at the data before training."""
-    return check_detection_data(cfg) if _is_first_process() else None
+    return check_detection_data(cfg, everything=everything) if _is_first_process() else None
 
 
 def _is_first_process() -> bool:
@@ -290,4 +345,4 @@ def _scaled(resize: dict, ratio: float) -> dict:
     return {**resize, "scale_factor": tuple(f * ratio for f in factor) if isinstance(factor, tuple) else factor * ratio}
 
 
-_PREPARE: dict[str, Callable[[Config], str | None]] = {"seg": _prepare_segmentation, "det": _prepare_detection}
+_PREPARE: dict[str, Callable[[Config, bool], str | None]] = {"seg": _prepare_segmentation, "det": _prepare_detection}
