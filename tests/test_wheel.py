@@ -132,7 +132,7 @@ def test_the_readme_from_training_to_prediction(wbmm):
         ["model", "wbmm_a:compact", "--baseline", "wbmm_a:compact"],
         ["train", "wbmm_a", "--baseline", "wbmm_a"],
     ):
-        wbmm.works("bench", *kind, "--batch", 1, "--size", 32, 32, "--rounds", 1)
+        wbmm.works("bench", *kind, "--batch", 2, "--size", 32, 32, "--rounds", 1)
 
 
 def test_a_row_of_a_table_trains(wbmm):

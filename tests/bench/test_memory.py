@@ -14,7 +14,7 @@ from wbmm.bench.setting import CPU, Setting
 
 @pytest.mark.heavy
 def test_checkpointing_takes_less(capsys):
-    argv = ["bench", "memory", "wbmm_a", "--size", "224", "288", "--modes", "training", "checkpointing"]
+    argv = ["bench", "memory", "wbmm_a", "--size", "224", "288", "--batch", "8", "--modes", "training", "checkpointing"]
     assert cli.main([*argv, "--markdown"]) == 0
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if "wbmm_a" in line]
     training, checkpointing = (int(row[4]) for row in rows)

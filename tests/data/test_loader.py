@@ -2,12 +2,15 @@
 
 import os
 import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 
 from tests.data.helpers import assert_same, collect, config
+from tests.orphans import kill_and_count_orphans
 from wbmm.data.augment import SampleDataset, seeded
 from wbmm.data.loader import WorkerFetch
 from wbmm.data.sources import (
@@ -102,3 +105,22 @@ def test_memory_is_pinned_for_a_gpu_alone(folder, monkeypatch, pinned):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     data = build_data(config(folder), pin_memory=pinned)
     assert [part.fetch.loader.pin_memory for part in (data.train, data.val)] == [pinned, pinned]
+
+
+HANGING = """
+import time
+import numpy as np
+from wbmm.data.loader import WorkerFetch
+
+class Hangs:
+    def __getitem__(self, key):
+        time.sleep(600)  # as on a dead file system
+
+next(WorkerFetch(Hangs(), workers=2)(0, [np.arange(2)] * 4))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into /proc")
+def test_workers_of_a_killed_run_end():
+    process = subprocess.Popen([sys.executable, "-c", HANGING])
+    assert kill_and_count_orphans(process, workers=2) == 0

@@ -1,5 +1,6 @@
 """A file's description: every field is checked, and it cannot make the program read or fetch anything else."""
 
+import dataclasses
 import json
 import socket
 
@@ -12,6 +13,7 @@ import wbmm
 from tests.fuzz.mutate import CARD_JUNK, HOSTILE_ARGS
 from tests.helpers import randomize
 from wbmm.io.card import ModelCard, card_of
+from wbmm.io.picture_pipeline import MOST_PIXELS, PicturePipeline
 from wbmm.io.reader import METADATA_KEY
 from wbmm.models.state import CheckpointError
 
@@ -105,6 +107,35 @@ def test_every_field_refuses_junk(field):
     for text in errors:
         assert field in text or "values of mean" in text or "classes and counts" in text
         assert len(text.splitlines()) == 1
+
+
+@pytest.mark.parametrize("field", [f.name for f in dataclasses.fields(PicturePipeline)])
+def test_every_field_of_a_test_pipeline_refuses_junk(field):
+    """Whatever stands in a field: the card is refused in one line, or sizes follow from it."""
+    good = json.loads(ModelCard(model="wbmm_a", kind="segmentor", pictures=PicturePipeline()).to_json())
+    errors = []
+    for junk in CARD_JUNK:
+        try:
+            card = ModelCard.from_json(json.dumps({**good, "pictures": {**good["pictures"], field: junk}}))
+        except CheckpointError as error:
+            errors.append(str(error))
+        else:
+            assert card == ModelCard.from_json(card.to_json())
+            width, height = card.pictures.padded(*card.pictures.resized(40, 30))
+            assert 0 < width * height <= 2 * MOST_PIXELS
+            card.describe_transform()
+    assert len(errors) >= 5
+    for text in errors:
+        assert f"pictures.{field}" in text
+        assert len(text.splitlines()) == 1
+
+
+def test_a_test_pipeline_that_would_take_all_memory():
+    for values in ({"scale": [16384, 16384]}, {"pad_size": [10**9, 1]}, {"scale_factor": [1e6, 1.0]}):
+        with pytest.raises(CheckpointError, match="valid"):
+            PicturePipeline.from_json(values)
+    with pytest.raises(ValueError, match="would enlarge 4000x3000 to 256000x192000"):
+        PicturePipeline(scale_factor=(64, 64)).resized(4000, 3000)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "3", '"x"', "[" * 100_000, '{"model": "a", "model": 3}', "{}"])

@@ -67,6 +67,7 @@ def test_the_whole_of_coco_is_expected_otherwise(root, capsys):
         (lambda c: c["categories"][1].update(id=3), "category id 3 is there twice"),
         (lambda c: c["categories"][1].update(name="cube"), "no category is called 'square'"),
         (lambda c: c["images"].clear(), "no images in it"),
+        (lambda c: c["annotations"].clear(), "there are no objects in it"),
         (lambda c: c["images"][1].pop("file_name"), "image 2 has no file_name"),
         (lambda c: c["images"][1].update(id=1), "image id 1 is there twice"),
         (lambda c: c["images"][0].update(width=64), "is 128x128, but its annotations are for 64x128"),

@@ -209,6 +209,11 @@ class TestErrors:
         self.fails(capsys, tmp_path / "no.py", tmp_path / "a", "there is no such configuration file")
         assert not (tmp_path / "a").exists()
 
+    def test_metrics_of_other_annotations(self, data, tmp_path, capsys):
+        config = write_config(tmp_path / "tiny.py", data)
+        options = ["--cfg-options", f"val_evaluator.ann_file={data}/annotations/instances_train2017.json"]
+        self.fails(capsys, config, tmp_path / "a", "instances_val2017.json: they must be the same", *options)
+
     def test_a_start_from_a_segmentor(self, data, tmp_path, capsys):
         config = write_config(tmp_path / "tiny.py", data)
         torch.save(checkpoint(build_detector(config).backbone), tmp_path / "seg.pth")

@@ -1,5 +1,6 @@
 """Training and testing of segmentors through the real runner, on small data in ADE20K's format."""
 
+import argparse
 import copy
 import json
 import shutil
@@ -17,11 +18,11 @@ from tests.mm.released import released_names
 from tests.mm.shapes import write_config, write_shapes
 from wbmm import cli
 from wbmm.mm import register as hooks
-from wbmm.mm.build import build_segmentor, load_mm_config
+from wbmm.mm.build import build_segmentor, load_mm_config, prepare_device
 from wbmm.mm.check_data import check_segmentation_data
 from wbmm.mm.loading import CLASSIFIERS, describe_misfit
 from wbmm.mm.mm_checkpoint import MMCheckpoint, read_checkpoint
-from wbmm.mm.runner import multi_scale_pipeline, run_testing
+from wbmm.mm.runner import add_test_arguments, add_train_arguments, multi_scale_pipeline, run_testing
 from wbmm.mm.tools import evaluate_tool, train_tool
 
 ITERATIONS, INTERVAL = 8, 4
@@ -66,10 +67,6 @@ def trained(config, watched, tmp_path_factory):
 
 
 def evaluate(config, checkpoint, work_dir, *options):
-    import argparse
-
-    from wbmm.mm.runner import add_test_arguments
-
     parser = argparse.ArgumentParser()
     add_test_arguments(parser, "seg")
     argv = [str(config), str(checkpoint), "--work-dir", str(work_dir), *options]
@@ -243,6 +240,8 @@ class TestErrors:
         self.fails(
             capsys, config, tmp_path / "a", "ADE_0003.png: label 151 with num_classes=150; labels go from 1 (0 is"
         )
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(label)
+        self.fails(capsys, config, tmp_path / "a", "is 128x128, its annotation")
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(label)
         self.fails(capsys, config, tmp_path / "a", "one channel of labels; this one has the shape (8, 8, 3)")
         label.unlink()
@@ -253,11 +252,64 @@ class TestErrors:
         self.fails(capsys, config, tmp_path / "a", "have no image ending with '.jpg'; the first is ADE_0002.png")
         (tmp_path / "away.jpg").rename(image)
         shutil.rmtree(root / "annotations" / "validation")
-        label.write_bytes((root / "annotations" / "training" / "ADE_0004.png").read_bytes())
+        label.write_bytes((root / "annotations" / "training" / "ADE_0006.png").read_bytes())
         self.fails(capsys, config, tmp_path / "a", "annotations/validation; set data_root")
 
+    def test_names_and_lists(self, data, tmp_path, capsys):
+        """With serialised data sets, as mmengine has them by default, which fail when they are empty."""
+        root = tmp_path / "ade"
+        shutil.copytree(data, root)
+        config = write_config(tmp_path / "tiny.py", root)
+        serialised = ["--cfg-options", "train_dataloader.dataset.serialize_data=True"]
+        where = "train_dataloader.dataset.data_prefix"
+        missing = [*serialised, f"{where}.img_path=none"]
+        self.fails(capsys, config, tmp_path / "a", "none; set data_root, or dataset.data_prefix.img_path", *missing)
+        (root / "list.txt").write_text("")
+        empty = [*serialised, "train_dataloader.dataset.ann_file=list.txt"]
+        self.fails(capsys, config, tmp_path / "a", "list.txt lists no image", *empty)
+        nowhere = [*serialised, "train_dataloader.dataset.ann_file=no.txt"]
+        self.fails(capsys, config, tmp_path / "a", "leave dataset.ann_file out", *nowhere)
+        masks = [*serialised, f"{where}.img_path=annotations/training"]
+        message = "no image ends with '.jpg' in"
+        text = self.fails(capsys, config, tmp_path / "a", message, *masks)
+        assert "(8 with '.png'): set dataset.img_suffix" in text
+        for file in (root / "annotations" / "training").glob("*.png"):
+            file.rename(file.with_suffix(".PNG"))
+        text = self.fails(capsys, config, tmp_path / "a", "8 of 8 images have no annotation", *serialised)
+        assert "(8 with '.PNG'): set dataset.seg_map_suffix, which minds capital letters" in text
+        for file in (root / "images" / "training").glob("*.jpg"):
+            file.unlink()
+        self.fails(capsys, config, tmp_path / "a", "training; there are no files in it", *serialised)
+
+    def test_images(self, data, tmp_path, capsys, monkeypatch):
+        root = tmp_path / "ade"
+        shutil.copytree(data, root)
+        config = write_config(tmp_path / "tiny.py", root)
+        cut = root / "images" / "training" / "ADE_0001.jpg"
+        cut.write_bytes(cut.read_bytes()[:-500])
+        self.fails(capsys, config, tmp_path / "a", "ADE_0001.jpg is no readable image")
+        monkeypatch.setattr("wbmm.mm.check_data.SAMPLE", 1)  # the first image alone
+        options = ["--cfg-options", "train_cfg.max_iters=0"]
+        assert train_tool("seg", [str(config), "--work-dir", str(tmp_path / "b"), *options]) == 0
+        self.fails(capsys, config, tmp_path / "a", "ADE_0001.jpg is no readable image", "--check-all")
+
+    def test_heads_and_channels(self, config, tmp_path, capsys):
+        options = ["--cfg-options", "model.auxiliary_head.num_classes=149"]
+        self.fails(capsys, config, tmp_path / "a", "num_classes is 150 in UPerHead and 149 in FCNHead", *options)
+        options = ["--cfg-options", "model.backbone.in_chans=1"]
+        self.fails(capsys, config, tmp_path / "a", "in_chans is 1, but LoadImageFromFile gives 3 channels", *options)
+
+    def test_memory_that_runs_out(self, config, tmp_path, capsys, monkeypatch):
+        def fail(self):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+        monkeypatch.setattr("mmengine.runner.Runner.train", fail)
+        message = "too small for batches of 2 images: lower train_dataloader.batch_size, or the scale and crop size"
+        text = self.fails(capsys, config, tmp_path / "a", message)
+        assert text.endswith("or set model.backbone.with_cp=True")
+
     def test_labels_that_only_training_meets(self, data, tmp_path, capsys, monkeypatch):
-        monkeypatch.setattr("wbmm.mm.runner.check_segmentation_data", lambda cfg: None)
+        monkeypatch.setattr("wbmm.mm.runner.check_segmentation_data", lambda *_: None)
         root = tmp_path / "ade"
         shutil.copytree(data, root)
         for file in (root / "annotations" / "training").glob("*.png"):
@@ -338,6 +390,48 @@ class TestErrors:
         assert "refused, since it is not only tensors and plain data" in text
         assert code == (0 if door == "work_dir" else 1)  # there, it is passed over, and the run starts
         assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a=/data/my photos/train", "/data/my photos/train"),
+        ("a='/data/my photos'", "/data/my photos"),
+        ("a=['my photos', 'b c']", ["my photos", "b c"]),
+        ("a=(512, 512)", (512, 512)),
+        ("a=1, 2,3", [1, 2, 3]),
+        ("a=[x, y]", ["x", "y"]),
+        ("a=0.5", 0.5),
+        ("a=None", None),
+        ("a=b=c", "b=c"),
+    ],
+)
+def test_options_with_spaces(text, expected):
+    parser = argparse.ArgumentParser()
+    add_train_arguments(parser)
+    assert parser.parse_args(["c.py", "--cfg-options", text, "z=1"]).cfg_options == {"a": expected, "z": 1}
+
+
+def test_precision(config, tmp_path, monkeypatch):
+    asked, said = [], []
+    monkeypatch.setattr("wbmm.mm.runner.print_log", lambda text, **_: said.append(text))
+    monkeypatch.setattr("wbmm.mm.runner.set_precision", asked.append)
+    options = ["--cfg-options", "train_cfg.max_iters=0"]
+    assert train_tool("seg", [str(config), "--work-dir", str(tmp_path / "a"), *options]) == 0
+    assert train_tool("seg", [str(config), "--work-dir", str(tmp_path / "b"), "--precision", "ieee", *options]) == 0
+    assert asked == ["tf32", "ieee"]
+    assert any(text.startswith("precision: ieee (strict float32") for text in said)
+
+
+@pytest.mark.parametrize("cuda", [True, False])
+def test_processes_validate_with_the_same_statistics(cuda, config, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: cuda)
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for launcher, expected in (("none", []), ("pytorch", [{"type": "BroadcastBuffersHook"}])):
+        cfg = load_mm_config(config, {"launcher": launcher})
+        prepare_device(cfg)
+        assert cfg.get("custom_hooks", []) == expected
 
 
 def test_without_mmcv(capsys, monkeypatch, config):

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -14,9 +15,18 @@ from torch.utils.data import DataLoader
 from .augment import SampleDataset
 from .order import Plan
 
-__all__ = ["SIGNALS", "EvalLoader", "TrainLoader", "WorkerFetch", "detach_worker", "starting_workers"]
+__all__ = [
+    "SIGNALS",
+    "EvalLoader",
+    "TrainLoader",
+    "WorkerFetch",
+    "detach_worker",
+    "end_with_parent",
+    "starting_workers",
+]
 
 WORKER_TIMEOUT_S = 300  # of a worker that hangs, on a dead file system for instance
+PARENT_CHECK_S = 0.5
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # those that stop a run, which its data workers must outlive
 
 
@@ -122,6 +132,7 @@ def starting_workers():
 def detach_worker(_worker: int = 0):
     """For a data worker, at its start: launchers signal the whole process group, or every process of a job, and a
     worker that dies of it takes the run down before it has saved."""
+    end_with_parent()
     os.setpgid(0, 0)
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):
@@ -129,6 +140,21 @@ def detach_worker(_worker: int = 0):
         threading.Thread(target=_obey_parent, daemon=True).start()
     else:  # macOS has none: there a SIGTERM to every single process ends the workers
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def end_with_parent():
+    """For a data worker, at its start: it ends within a second of a process that was killed.
+
+    Otherwise it would sleep for ever with its memory where it cannot hand over what it has read, since the workers keep
+    each other's pipes open. Not by `PR_SET_PDEATHSIG`: that means the thread that started the worker.
+    """
+
+    def watch(parent: int) -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_CHECK_S)
+        os._exit(1)
+
+    threading.Thread(target=watch, args=(os.getppid(),), daemon=True).start()
 
 
 def _obey_parent():

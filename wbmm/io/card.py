@@ -7,7 +7,6 @@ model.
 import dataclasses
 import json
 import logging
-import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +29,8 @@ from wbmm.ops.modules import WindowLayer
 from wbmm.text import first_line, printable
 from wbmm.zoo import load_zoo
 
+from .field_checks import is_number, is_text, is_whole
+from .picture_pipeline import PicturePipeline
 from .reader import CheckpointFile
 
 __all__ = [
@@ -76,6 +77,7 @@ class ModelCard:
         kind: what comes out: logits, four feature maps, a segmentor's or a detector's tensors.
         input: `normalized` images, or `uint8` ones where the graph normalises by itself.
         dtype: of the stored weights.
+        pictures: of a segmentor, its configuration's test pipeline; None in files that were written without it.
         source: name and SHA-256 of the file that it was made from.
         versions: what wrote it.
     """
@@ -93,6 +95,7 @@ class ModelCard:
     kind: str = "classifier"
     input: str = "normalized"
     dtype: str = "float32"
+    pictures: PicturePipeline | None = None
     source: dict = field(default_factory=dict)
     versions: dict = field(default_factory=versions)
 
@@ -101,6 +104,8 @@ class ModelCard:
         for name in ("input_size", "mean", "std"):
             value = getattr(self, name)
             setattr(self, name, tuple(value) if isinstance(value, (list, tuple)) else value)
+        if self.pictures is not None and not isinstance(self.pictures, PicturePipeline):
+            self.pictures = PicturePipeline.from_json(self.pictures)
         for name, (good, valid) in _FIELDS.items():
             value = getattr(self, name)
             if not good(value):
@@ -144,8 +149,10 @@ class ModelCard:
         """The evaluation transform in words."""
         channels, height, width = self.input_size
         mode = {1: "grey", 3: "RGB"}.get(channels, f"{channels} channels")
-        resize = f"shorter side to {round(min(height, width) / self.crop_pct)} px ({self.interpolation})"
         after = f"mean {_short(self.mean)}, std {_short(self.std)}" if self.input == "normalized" else "bytes"
+        if self.pictures is not None:
+            return f"{mode}, {self.pictures.describe()}, {after}"
+        resize = f"shorter side to {round(min(height, width) / self.crop_pct)} px ({self.interpolation})"
         return f"{mode}, {resize}, centre {height}x{width}, {after}"
 
     def transform(self):
@@ -182,49 +189,37 @@ def _short(values: tuple[float, ...]) -> str:
     return " ".join(f"{value:.3g}" for value in values)
 
 
-def _is_whole(value: object, low: int, high: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _is_text(value: object, longest: int = 200) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= longest
-
-
 def _is_size(value: object) -> bool:
-    if not isinstance(value, tuple) or len(value) != 3 or not _is_whole(value[0], 1, MOST_CHANNELS):
+    if not isinstance(value, tuple) or len(value) != 3 or not is_whole(value[0], 1, MOST_CHANNELS):
         return False
-    return all(_is_whole(side, 1, LONGEST_SIDE) for side in value[1:])
+    return all(is_whole(side, 1, LONGEST_SIDE) for side in value[1:])
 
 
 def _are_names(value: object) -> bool:
     return value is None or (
-        isinstance(value, list) and len(value) <= MOST_CLASSES and all(_is_text(name, LONGEST_NAME) for name in value)
+        isinstance(value, list) and len(value) <= MOST_CLASSES and all(is_text(name, LONGEST_NAME) for name in value)
     )
 
 
 def _are_facts(value: object) -> bool:
-    return isinstance(value, dict) and all(_is_text(k) and isinstance(v, str) for k, v in value.items())
+    return isinstance(value, dict) and all(is_text(k) and isinstance(v, str) for k, v in value.items())
 
 
 # Field -> whether a value is valid, and what is.
 _FIELDS: dict[str, tuple[Callable[[object], bool], str]] = {
-    "model": (_is_text, "the name of a model"),
+    "model": (is_text, "the name of a model"),
     "args": (lambda v: isinstance(v, dict) and all(isinstance(key, str) for key in v), "a mapping of names to values"),
     "form": (lambda v: v in FORMS, ", ".join(FORMS)),
-    "num_classes": (lambda v: _is_whole(v, 0, MOST_CLASSES), f"0 to {MOST_CLASSES}"),
+    "num_classes": (lambda v: is_whole(v, 0, MOST_CLASSES), f"0 to {MOST_CLASSES}"),
     "input_size": (_is_size, f"channels (at most {MOST_CHANNELS}), height, width (at most {LONGEST_SIDE})"),
-    "mean": (lambda v: isinstance(v, tuple) and all(map(_is_number, v)), "a number for each channel"),
-    "std": (lambda v: isinstance(v, tuple) and all(_is_number(x) and x > 0 for x in v), "a number above 0 for each"),
+    "mean": (lambda v: isinstance(v, tuple) and all(map(is_number, v)), "a number for each channel"),
+    "std": (lambda v: isinstance(v, tuple) and all(is_number(x) and x > 0 for x in v), "a number above 0 for each"),
     "interpolation": (lambda v: v in INTERPOLATIONS, ", ".join(INTERPOLATIONS)),
-    "crop_pct": (lambda v: _is_number(v) and 0 < v <= 1, "above 0, at most 1"),
+    "crop_pct": (lambda v: is_number(v) and 0 < v <= 1, "above 0, at most 1"),
     "class_names": (_are_names, "a list of texts, or nothing"),
     "kind": (lambda v: v in KINDS, ", ".join(KINDS)),
     "input": (lambda v: v in INPUTS, ", ".join(INPUTS)),
-    "dtype": (lambda v: _is_text(v, 20), "the name of a type, such as float32"),
+    "dtype": (lambda v: is_text(v, 20), "the name of a type, such as float32"),
     "source": (_are_facts, "a mapping of names to texts"),
     "versions": (_are_facts, "a mapping of names to texts"),
 }

@@ -142,19 +142,21 @@ def _meta_inside(checkpoint: MMCheckpoint) -> dict | None:
 def prepare_device(cfg: Config) -> str | None:
     """On a CPU: ordinary batch norms, gloo, and no device ids. Returns what was changed, None with CUDA.
 
+    Several processes validate with the same statistics on either: the backbone's batch norms are not synchronised.
     The process group is opened here, since mmengine would ask CUDA for a device first.
     """
+    launcher = cfg.get("launcher", "none")
+    if launcher != "none":
+        cfg.custom_hooks = [*cfg.get("custom_hooks", []), {"type": "BroadcastBuffersHook"}]
     if torch.cuda.is_available():
         return None
     without_sync_bn(cfg.model)
     text = "no CUDA device: SyncBN becomes BN"
-    launcher = cfg.get("launcher", "none")
     if launcher == "none":
         return text
     if launcher != "pytorch":
         raise ValueError(f"launcher {launcher!r} needs CUDA devices; on CPUs start the processes with torchrun")
     cfg.model_wrapper_cfg = {"type": "MMDistributedDataParallel", "device_ids": None, "broadcast_buffers": False}
-    cfg.custom_hooks = [*cfg.get("custom_hooks", []), {"type": "BroadcastBuffersHook"}]
     if not td.is_initialized():
         seconds = cfg.get("env_cfg", {}).get("dist_cfg", {}).get("timeout", 1800)
         td.init_process_group("gloo", timeout=timedelta(seconds=seconds))

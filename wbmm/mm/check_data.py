@@ -1,6 +1,7 @@
 """Data checked before training: every image and annotation is there, and the labels are the model's classes."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -9,12 +10,13 @@ from mmengine.config import Config
 from mmengine.registry import DATASETS, DefaultScope
 from PIL import Image
 
-from .coco import check_annotations
+from .coco import check_annotations, picture_size
 
 __all__ = ["check_detection_data", "check_labels", "check_segmentation_data", "follow_ignore_index"]
 
 IGNORED = 255  # the label of pixels that do not count, in mmseg
-SAMPLE = 100  # annotations whose labels are read; a hook watches the rest in training
+SAMPLE = 100  # images and annotations that are read; a hook watches the labels of the rest in training
+_CHANNELS = {"color": 3, "color_ignore_orientation": 3, "grayscale": 1}  # of mmcv's LoadImageFromFile
 _IGNORE_KEYS = {"RandomCrop": "ignore_index", "RandomRotate": "seg_pad_val"}  # transforms that know it
 
 
@@ -62,12 +64,16 @@ def _dicts(config: object) -> Iterator[dict]:
         yield from _dicts(value)
 
 
-def check_segmentation_data(cfg: Config) -> str:
+def check_segmentation_data(cfg: Config, everything: bool = False) -> str:
     """Checks the training and validation data of a configuration; one sentence on what is there.
 
     Raises a `ValueError` with the first thing wrong. Data sets wrapped in others are left to mmengine.
+
+    Args:
+        cfg: the configuration.
+        everything: read every image and annotation, not a sample of them.
     """
-    num_classes = cfg.model.decode_head.num_classes
+    num_classes = _classes_of_heads(cfg)
     sets = {part: cfg[f"{part}_dataloader"].dataset for part in ("train", "val") if cfg.get(f"{part}_dataloader")}
     sets = {part: dataset for part, dataset in sets.items() if "data_prefix" in dataset}
     folders = [
@@ -78,20 +84,51 @@ def check_segmentation_data(cfg: Config) -> str:
     counts = []
     for part, dataset in sets.items():
         with DefaultScope.overwrite_default_scope("mmseg"):
-            counts.append(f"{_check_segmentation_set(dataset, num_classes, own_folders)} images for {part}")
+            count = _check_segmentation_set(dataset, num_classes, own_folders, everything)
+        _check_channels(cfg, dataset)
+        counts.append(f"{count} images for {part}")
     return f"data: {', '.join(counts)}, {num_classes} classes"
 
 
-def _check_segmentation_set(config: dict, num_classes: int, own_folder: bool) -> int:
+def _classes_of_heads(cfg: Config) -> int:
+    """The number of classes that every head of a segmentor has."""
+    heads = [*_as_list(cfg.model.decode_head), *_as_list(cfg.model.get("auxiliary_head") or [])]
+    counts = {head["num_classes"]: head["type"] for head in heads}
+    if len(counts) > 1:
+        texts = " and ".join(f"{count} in {name}" for count, name in counts.items())
+        raise ValueError(f"num_classes is {texts}: every head of a segmentor has the same classes")
+    return next(iter(counts))
+
+
+def _check_channels(cfg: Config, dataset: dict) -> None:
+    """Raises if images are loaded with other channels than the backbone takes."""
+    wanted = cfg.model.backbone.get("in_chans", 3)
+    load = next((step for step in dataset.get("pipeline") or [] if step["type"] == "LoadImageFromFile"), {})
+    given = _CHANNELS.get(load.get("color_type", "color"))
+    if load and given not in (None, wanted):
+        raise ValueError(
+            f"model.backbone.in_chans is {wanted}, but LoadImageFromFile gives {given} channels: set its color_type "
+            "('color', 'grayscale', or 'unchanged' for what the files have)"
+        )
+
+
+def _check_segmentation_set(config: dict, num_classes: int, own_folder: bool, everything: bool) -> int:
     """How many images there are; with `own_folder`, no other data set has its annotations beside these."""
     root, prefix = Path(config.get("data_root") or ""), config["data_prefix"]
     for key in ("img_path", "seg_map_path"):
         folder = root / prefix.get(key, "")
         if not folder.is_dir():
             raise ValueError(f"there is no folder {folder}; set data_root, or dataset.data_prefix.{key}")
-    dataset = DATASETS.build({**config, "pipeline": []})
+    listed = root / config["ann_file"] if config.get("ann_file") else None
+    if listed is not None and not listed.exists():
+        raise ValueError(f"there is no file {listed}; leave dataset.ann_file out to take every image")
+    # Not serialised: mmengine fails on an empty data set there, and says nothing of it.
+    dataset = DATASETS.build({**config, "pipeline": [], "serialize_data": False})
+    if len(dataset) == 0 and listed is not None:
+        raise ValueError(f"{listed} lists no image")
     if len(dataset) == 0:
-        raise ValueError(f"no image ends with {dataset.img_suffix!r} in {root / prefix['img_path']}")
+        folder = root / prefix["img_path"]
+        raise ValueError(f"no image ends with {dataset.img_suffix!r} in {folder}{_endings(folder, 'img_suffix')}")
     classes = dataset.metainfo.get("classes")
     if classes is not None and len(classes) != num_classes:
         raise ValueError(
@@ -107,13 +144,35 @@ def _check_segmentation_set(config: dict, num_classes: int, own_folder: bool) ->
         raise ValueError(
             f"{len(missing)} of {len(infos)} images have no annotation; the first is {missing[0]['img_path']}, "
             f"for which {missing[0]['seg_map_path']} is missing"
+            + (_endings(root / prefix["seg_map_path"], "seg_map_suffix") if len(missing) == len(infos) else "")
         )
     if own_folder and not os.path.isfile(dataset.ann_file or ""):  # which lists a part of the folder
         _check_lone_masks(root / prefix["seg_map_path"], dataset, infos)
-    for info in infos[:: max(1, len(infos) // SAMPLE)]:
-        labels = np.asarray(Image.open(info["seg_map_path"]))
-        check_labels(labels, info["seg_map_path"], num_classes, dataset.ignore_index, dataset.reduce_zero_label)
+    for info in infos[:: 1 if everything else max(1, len(infos) // SAMPLE)]:
+        _check_pair(info, num_classes, dataset)
     return len(infos)
+
+
+def _endings(folder: Path, setting: str) -> str:
+    """What the names in a folder end with, for a message about a suffix that none of them has."""
+    found = Counter(path.suffix for path in folder.rglob("*") if path.is_file() and path.suffix)
+    if not found:
+        return "; there are no files in it"
+    texts = ", ".join(f"{count} with {suffix!r}" for suffix, count in found.most_common(3))
+    return f"; the files there end otherwise ({texts}): set dataset.{setting}, which minds capital letters"
+
+
+def _check_pair(info: dict, num_classes: int, dataset) -> None:
+    """Raises unless an image and its annotation can be read, are of one size, and the labels are classes."""
+    size, _ = picture_size(info["img_path"])
+    picture_size(info["seg_map_path"])
+    labels = np.asarray(Image.open(info["seg_map_path"]))
+    check_labels(labels, info["seg_map_path"], num_classes, dataset.ignore_index, dataset.reduce_zero_label)
+    if labels.shape[::-1] != size:
+        raise ValueError(
+            f"{info['img_path']} is {size[0]}x{size[1]}, its annotation {info['seg_map_path']} "
+            f"{labels.shape[1]}x{labels.shape[0]} (width x height)"
+        )
 
 
 def _check_lone_masks(folder: Path, dataset, infos: list[dict]) -> None:
@@ -152,11 +211,16 @@ def check_labels(
         )
 
 
-def check_detection_data(cfg: Config, parts: Sequence[str] = ("train", "val")) -> str:
+def check_detection_data(cfg: Config, parts: Sequence[str] = ("train", "val"), everything: bool = False) -> str:
     """Checks the data of a configuration, where they are in COCO's format; a line for each part of them.
 
     Raises a `ValueError` with the first thing wrong: a count of classes that the heads do not share, a class that the
     files do not have (mmdet would renumber the others in silence), a missing image, an object that cannot be read.
+
+    Args:
+        cfg: the configuration.
+        parts: which of its data.
+        everything: open every image, not a sample of them.
     """
     lines = []
     for part in parts:
@@ -171,10 +235,22 @@ def check_detection_data(cfg: Config, parts: Sequence[str] = ("train", "val")) -
             _check_heads(cfg.model, len(classes))
         root = Path(dataset.get("data_root") or "")
         folder = root / dataset.data_prefix.get("img", "")
-        report = check_annotations(root / dataset.ann_file, folder, classes, evaluated=part != "train")
+        report = check_annotations(root / dataset.ann_file, folder, classes, everything, evaluated=part != "train")
+        _check_channels(cfg, dataset)
+        _check_evaluator(cfg, part, root / dataset.ann_file)
         lines.append(f"data for {part}: {report}")
         lines += [f"  {remark}" for remark in report.remarks]
     return "\n".join(lines)
+
+
+def _check_evaluator(cfg: Config, part: str, ann_file: Path) -> None:
+    """Raises if the metrics of a part read another annotation file than its data set."""
+    for metric in _as_list(cfg.get(f"{part}_evaluator") or []):
+        said = metric.get("ann_file")
+        if said and os.path.realpath(said) != os.path.realpath(ann_file):
+            raise ValueError(
+                f"{part}_evaluator.ann_file is {said}, but {part}_dataloader reads {ann_file}: they must be the same"
+            )
 
 
 def _classes_of(dataset: str) -> tuple[str, ...] | None:

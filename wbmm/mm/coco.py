@@ -1,7 +1,6 @@
 """Annotation files in COCO's format: read, and checked before training reads them."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,9 +8,10 @@ from pathlib import Path
 
 from PIL import Image
 
+from wbmm.io.field_checks import is_number
 from wbmm.progress import progress_bar
 
-__all__ = ["CocoReport", "check_annotations", "read_annotations"]
+__all__ = ["CocoReport", "check_annotations", "picture_size", "read_annotations"]
 
 SAMPLE = 200  # images whose files are opened
 ORIENTATION = 0x0112  # EXIF's tag
@@ -81,6 +81,8 @@ def check_annotations(
     remarks = _check_objects(contents["annotations"], images, categories, path, evaluated)
     known = {number for number, category in categories.items() if classes is None or category["name"] in classes}
     unused = [annotation for annotation in contents["annotations"] if annotation["category_id"] not in known]
+    if len(unused) == len(contents["annotations"]):
+        raise ValueError(f"{path}: there are no objects in it, or none of the configuration's classes")
     if unused:
         remarks.append(f"{len(unused)} objects are of categories that are no classes of the configuration: left out")
     filled = {annotation["image_id"] for annotation in contents["annotations"]}
@@ -149,14 +151,22 @@ def _check_images(images: dict, path: Path, folder: Path, everything: bool) -> N
             advance(1)
 
 
-def _check_size(entry: dict, file: Path) -> None:
+def picture_size(file: str | Path) -> tuple[tuple[int, int], bool]:
+    """(width, height) of an image as the loaders of training give it, and whether its EXIF data turned it.
+
+    The whole file is read: one that was cut off has a sound header.
+    """
     try:
         with Image.open(file) as image:
-            image.load()  # a file that was cut off has a sound header
+            image.load()
             size, turned = image.size, image.getexif().get(ORIENTATION, 1) in (5, 6, 7, 8)
     except Exception as error:  # PIL raises OSError, SyntaxError, DecompressionBombError, struct.error, ...
         raise ValueError(f"{file} is no readable image ({error})") from None
-    size = size[::-1] if turned else size  # as the loader gives it
+    return size[::-1] if turned else size, turned
+
+
+def _check_size(entry: dict, file: Path) -> None:
+    size, turned = picture_size(file)
     if size != (entry["width"], entry["height"]):
         why = ", once turned as its EXIF data say" if turned else ""
         raise ValueError(
@@ -175,9 +185,9 @@ def _check_objects(annotations: list, images: dict, categories: dict, path: Path
         if annotation.get("category_id") not in categories:
             raise ValueError(f"{name} is of category {annotation.get('category_id')}, which is not in the file")
         box = annotation.get("bbox")
-        if not isinstance(box, list) or len(box) != 4 or not all(_is_number(value) for value in box):
+        if not isinstance(box, list) or len(box) != 4 or not all(is_number(value) for value in box):
             raise ValueError(f"{name} has the box {box!r}; expected [left, top, width, height]")
-        if not _is_number(annotation.get("area")):
+        if not is_number(annotation.get("area")):
             raise ValueError(f"{name} has the area {annotation.get('area')!r}; COCO's metrics need that of the mask")
         if annotation.get("iscrowd") not in (0, 1):
             raise ValueError(f"{name} has iscrowd {annotation.get('iscrowd')!r}; expected 0, or 1 for a crowd")
@@ -204,10 +214,6 @@ def _check_kind_of_boxes(annotations: list, images: dict, path: Path) -> None:
             f"{path}: {over} of {len(annotations)} boxes reach over the edge of their image, and all of them would fit "
             "as [left, top, right, bottom]; COCO's boxes are [left, top, width, height]"
         )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _problem(annotation: dict, image: dict) -> str | None:

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from wbmm.deploy.export.pipeline import Exportable
 from wbmm.io.card import ModelCard
+from wbmm.io.picture_pipeline import PicturePipeline
 
-__all__ = ["BackboneMaps", "NeckMaps", "SegmentorLogits", "open_exportable"]
+__all__ = ["BackboneMaps", "NeckMaps", "SegmentorLogits", "open_exportable", "picture_pipeline"]
 
 SIZES = {"segmentor": (512, 512), "detector": (800, 1280)}  # of images, where the configuration has none
+CARRIED = ("LoadImageFromFile", "LoadImageFromNDArray", "Resize", "LoadAnnotations", "PackSegInputs")
 
 
 def open_exportable(config: Path, checkpoint: Path, features: bool = False) -> Exportable:
@@ -37,6 +39,10 @@ def open_exportable(config: Path, checkpoint: Path, features: bool = False) -> E
         names = [f"stage{i + 1}" for i in model.backbone.out_indices]
         return Exportable(BackboneMaps(model, bgr), card.replace(kind="features", num_classes=0), names)
     if kind == "segmentor":
+        pictures = picture_pipeline(cfg, model)
+        height, width = card.input_size[1:] if pictures.scale is None else pictures.scale[::-1]
+        width, height = pictures.padded(width, height)
+        card = card.replace(pictures=pictures, input_size=(card.input_size[0], height, width))
         return Exportable(SegmentorLogits(model, bgr), card, ["logits"])
     # A map of level n has 1 / 2**n of the image's resolution; the backbone's first is at level 2.
     net, first = NeckMaps(model, bgr), 2 + model.backbone.out_indices[0] + getattr(model.neck, "start_level", 0)
@@ -46,6 +52,8 @@ def open_exportable(config: Path, checkpoint: Path, features: bool = False) -> E
 
 def _card(cfg, model: nn.Module, kind: str) -> tuple[ModelCard, bool]:
     """The card, and whether the model takes BGR."""
+    from .build import dataset_meta
+
     images = cfg.model.get("data_preprocessor") or cfg.get("data_preprocessor") or {}
     channels = cfg.model.backbone.get("in_chans", 3)
     mean, std = (
@@ -53,9 +61,12 @@ def _card(cfg, model: nn.Module, kind: str) -> tuple[ModelCard, bool]:
         for key, default in (("mean", 0.0), ("std", 1.0))
     )
     names = (getattr(model, "dataset_meta", None) or {}).get("classes")
+    count = model.decode_head.num_classes if kind == "segmentor" else 0
+    if names is None and len(dataset_meta(model).get("classes", ())) == count > 0:
+        names = dataset_meta(model)["classes"]  # of the test data, if they are the model's
     card = ModelCard(
         model=cfg.model.backbone.get("arch") or "custom",
-        num_classes=model.decode_head.num_classes if kind == "segmentor" else 0,
+        num_classes=count,
         input_size=(channels, *(images.get("size") or SIZES[kind])),
         mean=mean,
         std=std,
@@ -65,6 +76,51 @@ def _card(cfg, model: nn.Module, kind: str) -> tuple[ModelCard, bool]:
         kind=kind,
     )
     return card, channels == 3 and not images.get("bgr_to_rgb", False)
+
+
+def picture_pipeline(cfg, model: nn.Module) -> PicturePipeline:
+    """The test pipeline of a segmentor, for its exported file to carry.
+
+    Raises:
+        ValueError: there is something in it that an exported file cannot do.
+    """
+    from .build import dataset_meta
+
+    if cfg.model.get("test_cfg", {}).get("mode", "whole") != "whole":
+        raise ValueError(
+            "model.test_cfg.mode is 'slide', and an exported segmentor takes whole pictures: "
+            "set model.test_cfg.mode to 'whole' in the configuration"
+        )
+    steps = ((cfg.get("test_dataloader") or {}).get("dataset") or {}).get("pipeline") or []
+    odd = [step["type"] for step in steps if step["type"] not in CARRIED]
+    resizes = [step for step in steps if step["type"] == "Resize"]
+    if odd or len(resizes) > 1:
+        raise ValueError(
+            f"the test pipeline has {odd[0] if odd else 'two steps Resize'}, which an exported file cannot carry; "
+            f"it may have {', '.join(CARRIED)}, each once"
+        )
+    resize = resizes[0] if resizes else {}
+    images = cfg.model.get("data_preprocessor") or cfg.get("data_preprocessor") or {}
+    padding = images.get("test_cfg") or {}
+    head, palette = model.decode_head, dataset_meta(model).get("palette")
+    return PicturePipeline(
+        scale=_pair(resize.get("scale")),
+        scale_factor=_pair(resize.get("scale_factor")),
+        keep_ratio=resize.get("keep_ratio", False),
+        interpolation=resize.get("interpolation", "bilinear"),
+        backend=resize.get("backend", "cv2"),
+        pad_size=_pair(padding.get("size")),
+        size_divisor=padding.get("size_divisor"),
+        pad_value=images.get("pad_val", 0),
+        align_corners=head.align_corners,
+        threshold=head.threshold if head.out_channels == 1 else None,
+        palette=[[int(value) for value in colour] for colour in palette] if palette else None,
+    )
+
+
+def _pair(value) -> tuple | None:
+    """One number for both sides, or two."""
+    return value if value is None else tuple(value) if isinstance(value, list | tuple) else (value, value)
 
 
 class BackboneMaps(nn.Module):

@@ -1,23 +1,37 @@
 """Training and testing of segmentors and detectors through mmengine's runner, as a command line says."""
 
 import argparse
+import ast
 import difflib
 import inspect
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from mmengine.config import Config, DictAction
 from mmengine.logging import print_log
+from mmengine.model import BaseModel
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import Runner
+from mmengine.structures import PixelData
+from PIL import Image
+from torch.utils.data import DataLoader
+
+from wbmm.data.loader import end_with_parent
+from wbmm.deploy.runtime import EXPORTED
+from wbmm.handler import is_out_of_memory
+from wbmm.machine import PRECISIONS, set_precision
 
 from .build import build_mm_model, load_mm_config, prepare_device
 from .check_data import check_detection_data, check_segmentation_data, follow_ignore_index
+from .exported import ExportedSegmentor
 from .loading import check_fits, check_load_from, prepare_resume, use_safe_reader
 
 __all__ = [
+    "MMRunner",
     "add_test_arguments",
     "add_train_arguments",
     "check_keys",
@@ -39,7 +53,55 @@ PIPELINES = {"train_pipeline", "val_pipeline", "test_pipeline"}  # usual variabl
 LAUNCHERS = ("none", "pytorch", "slurm", "mpi")
 SCOPES = {"seg": "mmseg", "det": "mmdet"}
 TTA_RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # the paper's, where the configuration names none
+_CHECKPOINTS = {
+    "seg": "of a runner, released, fused by `wbmm reparam`, or a file of `wbmm export`",
+    "det": "of a runner, released, or fused by `wbmm reparam`",
+}
 TRACKERS = {"tensorboard": "TensorboardVisBackend", "wandb": "WandbVisBackend"}
+
+
+class OptionAction(DictAction):
+    """KEY=VALUE as mmengine reads it, but for texts with spaces, of which mmengine drops the spaces.
+
+    A value with spaces that is no list is a text, and lists of quoted texts are read as Python reads them.
+    """
+
+    def __call__(self, parser, namespace, values, option_string=None) -> None:
+        options = dict(getattr(namespace, self.dest, None) or {})
+        for entry in values:
+            key, equals, value = entry.partition("=")
+            if not equals:
+                parser.error(f"{option_string} {entry}: write KEY=VALUE")
+            options[key] = self._text_with_spaces(value) or self._parse_iterable(value)
+        setattr(namespace, self.dest, options)
+
+    @staticmethod
+    def _text_with_spaces(value: str) -> object:
+        """None for a value that mmengine reads as well."""
+        if " " not in value.strip():
+            return None
+        if value[0] not in "([\"'":
+            return None if "," in value else value
+        try:
+            return ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            return None
+
+
+class MMRunner(Runner):
+    """mmengine's runner, whose data workers end with it."""
+
+    @staticmethod
+    def build_dataloader(*args, **kwargs) -> DataLoader:
+        loader = Runner.build_dataloader(*args, **kwargs)
+        loader.worker_init_fn = partial(_start_worker, loader.worker_init_fn)
+        return loader
+
+
+def _start_worker(mmengines: Callable[[int], None] | None, worker: int) -> None:
+    end_with_parent()
+    if mmengines is not None:
+        mmengines(worker)
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,13 +109,14 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--resume", nargs="?", const="auto", metavar="FILE", help="continue the run in the work folder, or from FILE"
     )
+    parser.add_argument("--check-all", action="store_true", help="read every image before training, not a sample")
     parser.add_argument("--amp", action="store_true", help="mixed precision; needs a GPU")
     parser.add_argument("--track", nargs="+", choices=TRACKERS, default=[], help="log there as well")
 
 
 def add_test_arguments(parser: argparse.ArgumentParser, extra: str) -> None:
     _add_common_arguments(parser)
-    parser.add_argument("checkpoint", help="of a runner, released, or fused by `wbmm reparam`")
+    parser.add_argument("checkpoint", help=_CHECKPOINTS[extra])
     if extra == "seg":
         help_tta = "multi-scale testing with flips, at tta_ratios of the test pipeline's scale"
         parser.add_argument("--tta", action="store_true", help=help_tta)
@@ -68,7 +131,10 @@ def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--work-dir", help="output folder; work_dirs/NAME OF THE CONFIGURATION when not given")
     parser.add_argument("--data-root", help="where the data are, in place of what the configuration says")
     parser.add_argument(
-        "--cfg-options", nargs="+", action=DictAction, metavar="KEY=VALUE", help="changes of the configuration"
+        "--cfg-options", nargs="+", action=OptionAction, metavar="KEY=VALUE", help="changes of the configuration"
+    )
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default="tf32", help="of float32 products on a GPU (default: tf32)"
     )
     parser.add_argument("--launcher", choices=LAUNCHERS, help="how processes were started; found out for torchrun")
 
@@ -77,20 +143,34 @@ def run_training(extra: str, args: argparse.Namespace) -> Runner:
     """Trains as the command line says; returns the runner."""
     use_safe_reader()
     cfg = _configure(args, extra)
-    texts = [prepare_resume(cfg, args.resume)]
+    texts = [prepare_resume(cfg, args.resume), _precision_line(args.precision)]
     if cfg.get("load_from") and not cfg.resume:
         check_load_from(cfg.load_from)
     if args.amp:
         use_amp(cfg)
     track(cfg, args.track)
-    texts += [_PREPARE[extra](cfg), prepare_device(cfg)]
-    runner = Runner.from_cfg(cfg)
+    texts += [_PREPARE[extra](cfg, args.check_all), prepare_device(cfg)]
+    runner = MMRunner.from_cfg(cfg)
     if cfg.get("load_from"):
         check_fits(getattr(runner.model, "module", runner.model), cfg.load_from, cfg.resume)
     for text in filter(None, texts):
         print_log(text, logger="current")
-    runner.train()
+    try:
+        runner.train()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ValueError(_too_large(cfg)) from error
     return runner
+
+
+def _too_large(cfg: Config) -> str:
+    """What to lower when memory ran out."""
+    checkpointing = "" if cfg.model.backbone.get("with_cp") else ", or set model.backbone.with_cp=True"
+    return (
+        f"the memory is too small for batches of {cfg.train_dataloader.batch_size} images: lower "
+        f"train_dataloader.batch_size, or the scale and crop size of the pipelines{checkpointing}"
+    )
 
 
 def run_testing(extra: str, args: argparse.Namespace) -> dict:
@@ -105,9 +185,13 @@ def run_testing(extra: str, args: argparse.Namespace) -> dict:
     else:
         print_log(check_detection_data(cfg, ["test"]), logger="current")
     prepare_device(cfg)
-    model = build_mm_model(cfg, SCOPES[extra], args.checkpoint, args.fuse)
-    form = getattr(model.backbone, "form", args.fuse or "training")
+    print_log(_precision_line(args.precision), logger="current")
     tta = getattr(args, "tta", False)
+    if Path(args.checkpoint).suffix in EXPORTED:
+        model, form = _open_exported(cfg, extra, args), "exported"
+    else:
+        model = build_mm_model(cfg, SCOPES[extra], args.checkpoint, args.fuse)
+        form = getattr(model.backbone, "form", args.fuse or "training")
     if tta:
         cfg.test_dataloader.dataset.pipeline, scales = multi_scale_pipeline(cfg)
         print_log(f"multi-scale testing with flips at {scales}", logger="current")
@@ -115,7 +199,7 @@ def run_testing(extra: str, args: argparse.Namespace) -> dict:
             model = MODELS.build({**cfg.get("tta_model", {"type": "SegTTAModel"}), "module": model})
     names = ("test_dataloader", "test_cfg", "test_evaluator", "default_hooks", "custom_hooks", "env_cfg")
     names += ("log_processor", "visualizer", "default_scope", "randomness", "launcher", "work_dir")
-    runner = Runner(model=model, cfg=cfg, **{name: cfg[name] for name in names if cfg.get(name) is not None})
+    runner = MMRunner(model=model, cfg=cfg, **{name: cfg[name] for name in names if cfg.get(name) is not None})
     metrics = runner.test()
     how = "multi-scale with flips" if tta else "single scale"
     figures = ", ".join(f"{key} {value:.4g}" for key, value in metrics.items())
@@ -123,8 +207,39 @@ def run_testing(extra: str, args: argparse.Namespace) -> dict:
     return metrics
 
 
+def _open_exported(cfg: Config, extra: str, args: argparse.Namespace) -> "ExportedModel":
+    """A segmentor of `wbmm export` to be tested; it resizes by itself, so the test pipeline no longer does."""
+    if extra != "seg":
+        raise ValueError(f"{args.checkpoint}: an exported file lacks a detector's heads; test its checkpoint")
+    for given, what in ((args.tta, "--tta"), (args.fuse, "--fuse"), (cfg.launcher != "none", "several processes")):
+        if given:
+            raise ValueError(f"{args.checkpoint}: {what} needs a checkpoint, not an exported file")
+    steps = cfg.test_dataloader.dataset.pipeline
+    cfg.test_dataloader.dataset.pipeline = [step for step in steps if step["type"] != "Resize"]
+    return ExportedModel(ExportedSegmentor(args.checkpoint))
+
+
+class ExportedModel(BaseModel):
+    """An exported segmentor as a model that mmengine's runner can test: whole pictures in, their labels out."""
+
+    def __init__(self, segmentor: ExportedSegmentor) -> None:
+        super().__init__()
+        self.segmentor = segmentor
+
+    def test_step(self, data: dict) -> list:
+        for image, sample in zip(data["inputs"], data["data_samples"], strict=True):
+            picture = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()[..., ::-1]))
+            labels = torch.from_numpy(self.segmentor.labels(picture))
+            sample.set_data({"pred_sem_seg": PixelData(data=labels[None])})
+        return data["data_samples"]
+
+    def forward(self, *_, **__):
+        raise NotImplementedError("an exported file can be tested, and no more")
+
+
 def _configure(args: argparse.Namespace, extra: str) -> Config:
-    """The configuration with the command line's changes, its work folder and its launcher."""
+    """The configuration with the command line's changes, its work folder and its launcher; sets the precision."""
+    set_precision(args.precision)
     cfg = load_mm_config(args.config, args.cfg_options, {"seg": "segmentation", "det": "detection"}[extra])
     check_keys(cfg)
     if args.data_root is not None:
@@ -136,6 +251,10 @@ def _configure(args: argparse.Namespace, extra: str) -> Config:
     torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     cfg.launcher = args.launcher or ("pytorch" if torchrun else "none")
     return cfg
+
+
+def _precision_line(precision: str) -> str:
+    return f"precision: {precision} ({PRECISIONS[precision]}; on a GPU)"
 
 
 def check_keys(cfg: Config) -> None:
@@ -180,17 +299,17 @@ def track(cfg: Config, names: Sequence[str]) -> None:
     cfg.visualizer.vis_backends = [*backends, *({"type": TRACKERS[n]} for n in names if TRACKERS[n] not in have)]
 
 
-def _prepare_segmentation(cfg: Config) -> str | None:
+def _prepare_segmentation(cfg: Config, everything: bool) -> str | None:
     """Has labels watched in training, and in the first process looks at the data before."""
     ignored = follow_ignore_index(cfg)
     hook = {"type": "LabelRangeHook", "num_classes": cfg.model.decode_head.num_classes, "ignore_index": ignored}
     cfg.custom_hooks = [*cfg.get("custom_hooks", []), hook]
-    return check_segmentation_data(cfg) if _is_first_process() else None
+    return check_segmentation_data(cfg, everything) if _is_first_process() else None
 
 
-def _prepare_detection(cfg: Config) -> str | None:
+def _prepare_detection(cfg: Config, everything: bool) -> str | None:
     """In the first process, looks at the data before training."""
-    return check_detection_data(cfg) if _is_first_process() else None
+    return check_detection_data(cfg, everything=everything) if _is_first_process() else None
 
 
 def _is_first_process() -> bool:
@@ -226,4 +345,4 @@ def _scaled(resize: dict, ratio: float) -> dict:
     return {**resize, "scale_factor": tuple(f * ratio for f in factor) if isinstance(factor, tuple) else factor * ratio}
 
 
-_PREPARE: dict[str, Callable[[Config], str | None]] = {"seg": _prepare_segmentation, "det": _prepare_detection}
+_PREPARE: dict[str, Callable[[Config, bool], str | None]] = {"seg": _prepare_segmentation, "det": _prepare_detection}

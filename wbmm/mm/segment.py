@@ -5,17 +5,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from PIL import Image
 
 from wbmm.data.images import find_images
 from wbmm.data.sources import FileSource
-from wbmm.deploy.runtime import EXPORTED, open_runner
+from wbmm.deploy.runtime import EXPORTED
 from wbmm.io.atomic import atomic_path
 from wbmm.machine import check_device
 from wbmm.text import printable
 
 from . import require
+from .exported import ExportedSegmentor
 from .pictures import class_colours, draw_classes, picture_targets, read_pictures
 
 __all__ = ["EXAMPLE", "PhotoSegmenter", "add_arguments", "open_photo_segmenter", "run"]
@@ -69,28 +69,22 @@ def _open_checkpoint(model: str, config: Path, fuse: bool, device: str) -> Photo
 
     net = build_segmentor(config, model, fuse="compact" if fuse else None).to(device)
     meta = dataset_meta(net)
+    if net.cfg.get("test_dataloader"):  # mmseg would take the variable, which a change of the data loader leaves behind
+        net.cfg.test_pipeline = net.cfg.test_dataloader.dataset.pipeline
 
     def labels(image: Image.Image) -> np.ndarray:
         bgr = np.ascontiguousarray(np.asarray(image)[..., ::-1])
         with DefaultScope.overwrite_default_scope("mmseg"):
-            return inference_model(net, bgr).pred_sem_seg.data[0].cpu().numpy()
+            return inference_model(net, bgr).pred_sem_seg.data[0].long().cpu().numpy()
 
     return PhotoSegmenter(labels, meta.get("classes") or _unnamed(net.decode_head.num_classes), meta.get("palette"))
 
 
 def _open_exported(model: str, device: str) -> PhotoSegmenter:
-    runner = open_runner(model, device)
-    card = runner.card
-    if card.kind != "segmentor":
-        raise ValueError(f"{model} is no segmentor but a {card.kind}: {card.describe()}")
-
-    def labels(image: Image.Image) -> np.ndarray:
-        # The whole picture at the file's size, not a crop from its centre as for a classifier.
-        small = image.resize((card.input_size[2], card.input_size[1]), Image.Resampling.BILINEAR)
-        found = runner(card.transform()(small)[None])[0].argmax(0).to(torch.uint8).numpy()
-        return np.asarray(Image.fromarray(found).resize(image.size, Image.Resampling.NEAREST))
-
-    return PhotoSegmenter(labels, card.class_names or _unnamed(card.num_classes))
+    segmentor = ExportedSegmentor(model, device)
+    card = segmentor.card
+    classes = card.class_names or _unnamed(card.num_classes)
+    return PhotoSegmenter(segmentor.labels, classes, segmentor.pictures.palette)
 
 
 def _unnamed(count: int) -> list[str]:
