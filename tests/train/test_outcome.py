@@ -17,6 +17,7 @@ from wbmm.train.outcome import Attempt, Outcomes
 
 SHORT = {"schedule": {"epochs": 2}, "save": {"every_steps": 3}}
 RARE_LOG = ["log.every=1000"]
+CHECKPOINTING = "model.grad_checkpointing=true"
 
 
 @pytest.fixture

@@ -138,13 +138,13 @@ class DeviceUpdate:
         kept = good
         if self.scaler.is_enabled():  # as on the host: see `update` in engine.py
             kept = good | (finite[0] & (self.scaler._get_scale_async() >= 1))
+        self.before_step.restore_unless(kept)
         if self.ema is not None:
             self._average(good, self.ema.get_decay(ema_step))
-        self.before_step.restore_unless(kept)
         return kept
 
     def _average(self, good: Tensor, decay: float) -> None:
-        """The average's update, with weight 0 where the step is left out."""
+        """The average's update, with weight 0 where the step is left out; the model must hold no NaN any more."""
         averages, values = map(list, zip(*self._averaged, strict=True))
         weight = good.float() * (1 - decay)
         torch._foreach_lerp_(averages, values, [weight.to(average.dtype) for average in averages])
