@@ -117,7 +117,7 @@ def build(config: TrainConfig, world: World, stop: StopSignal) -> Run:
     lr, lr_text = scale_lr(config.optim.lr, config.optim.lr_batch, config.global_batch)
     resume, saved = find_resume(config, world, texts.append) or (None, None)
     names = saved.get("class_names") if saved else None
-    data = build_data(config, world.rank, world.size, plan.accumulation, names, world.device.type == "cuda")
+    data = build_data(config, world.rank, world.size, plan.accumulation, names, world.device)
     if saved:
         check_same_run(saved, config, data.num_classes, resume)
     model = build_model(config, data.num_classes, world)
