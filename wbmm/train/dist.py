@@ -21,6 +21,8 @@ __all__ = [
     "sum_on_device",
 ]
 
+NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
+
 # What the backends say when another process is gone or stuck; their exception types do not tell it apart.
 _PEER_FAILURES = ("connection closed", "connection reset", "broken pipe", "timed out", "timeout", "nccl", "gloo")
 _LOCAL_FAILURES = ("dataloader", "pin memory thread")  # of this process's own data workers, which time out and die too
@@ -46,9 +48,21 @@ def setup(device: str = "auto", timeout: float = 600.0) -> World:
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     place = _pick_device(device, int(os.environ.get("LOCAL_RANK", 0)))
     if size > 1 and not td.is_initialized():
+        _let_nccl_raise()
         options = {"device_id": place} if place.type == "cuda" else {}
         td.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout), **options)
     return World(rank, size, place)
+
+
+def _let_nccl_raise() -> None:
+    """Has NCCL's watchdog give up a stuck operation without ending the process, so that the error can be told.
+
+    By default it ends the process from a thread of its own. 2 is torch's CleanUpOnly: the communicator is closed, what
+    was under way ends with incomplete sums, which `check_complete` finds, and the next operation raises. torchrun sets
+    1 where the user has not set anything. Other values are the user's.
+    """
+    if os.environ.get(NCCL_ERRORS, "1") == "1":
+        os.environ[NCCL_ERRORS] = "2"
 
 
 def _pick_device(name: str, local_rank: int) -> torch.device:
