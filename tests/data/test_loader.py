@@ -103,8 +103,9 @@ def test_a_dead_worker_is_an_error_and_not_a_hang():
 @pytest.mark.parametrize("pinned", [False, True])
 def test_memory_is_pinned_for_a_gpu_alone(folder, monkeypatch, pinned):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    data = build_data(config(folder), pin_memory=pinned)
-    assert [part.fetch.loader.pin_memory for part in (data.train, data.val)] == [pinned, pinned]
+    data = build_data(config(folder), device=torch.device("cuda" if pinned else "cpu"))
+    fetches = [part.fetch.fetch if pinned else part.fetch for part in (data.train, data.val)]
+    assert [fetch.loader.pin_memory for fetch in fetches] == [pinned, pinned]
 
 
 HANGING = """

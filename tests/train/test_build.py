@@ -11,7 +11,8 @@ from tests.reference import released_state_dict
 from wbmm import cli
 from wbmm.models import released
 from wbmm.models.state import CheckpointError
-from wbmm.train.build import init_weights
+from wbmm.train.build import init_weights, set_arithmetic
+from wbmm.train.config import config_from_dict
 
 
 def test_from_a_released_file_with_other_classes(tmp_path):
@@ -62,3 +63,29 @@ def test_a_fused_file_that_is_refused_is_read_once(tmp_path, files_read):
     with pytest.raises(CheckpointError, match="cannot be trained"):
         init_weights(timm.create_model("wbmm_a"), tmp_path / "fused.pth")
     assert files_read == [tmp_path / "fused.pth"]
+
+
+@pytest.fixture
+def switches():
+    """torch's, put back afterwards."""
+    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
+    yield cuda, cudnn
+    cuda.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, deterministic = before
+    torch.use_deterministic_algorithms(deterministic)
+
+
+@pytest.mark.parametrize(("values", "tf32"), [({}, True), ({"precision": "ieee"}, False)])
+def test_the_precision_of_a_gpu_is_set_and_said(switches, values, tf32):
+    cuda, cudnn = switches
+    config = config_from_dict(values)
+    text = set_arithmetic(config, torch.device("cuda"))
+    assert (cuda.allow_tf32, cudnn.allow_tf32) == (tf32, tf32)
+    assert text.startswith("precision tf32: products" if tf32 else "precision ieee: strict float32")
+    assert "of no effect on a CPU" in set_arithmetic(config, torch.device("cpu"))
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_cudnn_looks_for_the_fastest_algorithm_unless_it_must_be_the_same(switches, deterministic):
+    set_arithmetic(config_from_dict({"deterministic": deterministic}), torch.device("cpu"))
+    assert switches[1].benchmark != deterministic

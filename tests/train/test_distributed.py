@@ -11,6 +11,7 @@ from PIL import Image
 
 from wbmm.data import loader
 from wbmm.data.augment import SampleDataset
+from wbmm.train import dist
 from wbmm.train.build import build_model
 from wbmm.train.config import config_from_dict, load_config
 from wbmm.train.dist import World, is_peer_failure, setup
@@ -163,12 +164,26 @@ def test_a_process_that_does_not_come_is_a_lost_one(free_port):
     assert is_peer_failure(caught.value)
 
 
+@pytest.mark.parametrize(("given", "wanted"), [(None, "2"), ("1", "2"), ("0", "0"), ("3", "3")])
+def test_nccl_raises_unless_the_user_wants_otherwise(monkeypatch, given, wanted):
+    """torchrun gives 1 by itself. The group is not made here: the variable is read when it is."""
+    seen = []
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv(dist.NCCL_ERRORS, given) if given else monkeypatch.delenv(dist.NCCL_ERRORS, raising=False)
+    monkeypatch.setattr(dist.td, "init_process_group", lambda *_, **__: seen.append(os.environ[dist.NCCL_ERRORS]))
+    setup("cpu")
+    assert seen == [wanted]
+    os.environ.pop(dist.NCCL_ERRORS)
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("[.../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711", True),
         ("Timed out waiting 5000ms for recv operation to complete", True),
         ("NCCL communicator was aborted on rank 1", True),
+        ("nccl gave up: a sum over 8 processes holds 7", True),
         ("DataLoader timed out after 300 seconds", False),
         ("DataLoader worker (pid 4711) is killed by signal: Broken pipe", False),
         ("Caught RuntimeError in DataLoader worker process 0.\nRuntimeError: connection reset", False),

@@ -7,16 +7,19 @@ from functools import partial
 
 import numpy as np
 import torch
+from timm.data.random_erasing import RandomErasing
 from timm.data.transforms_factory import transforms_imagenet_train
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from wbmm.io.card import image_transform
 
 from .order import SAMPLE, hash64
+from .prefetch import send
 from .settings import AugmentConfig, DataConfig
 from .sources import BadImage, Source
 
-__all__ = ["SampleDataset", "eval_transform", "seeded", "train_transform"]
+__all__ = ["ByteTransform", "FinishBytes", "SampleDataset", "eval_transform", "seeded", "train_transform"]
 
 MODES = {1: "L", 3: "RGB"}
 MOST_BAD_IN_A_ROW = 20
@@ -24,7 +27,8 @@ MOST_BAD_IN_A_ROW = 20
 logger = logging.getLogger(__name__)
 
 
-def train_transform(data: DataConfig, augment: AugmentConfig):
+def train_transform(data: DataConfig, augment: AugmentConfig, as_bytes: bool = False):
+    """timm's transform to a normalised tensor; or, for a GPU to finish, to what `ByteTransform` gives."""
     transform = transforms_imagenet_train(
         img_size=data.size,
         scale=tuple(augment.scale),
@@ -37,9 +41,58 @@ def train_transform(data: DataConfig, augment: AugmentConfig):
         std=tuple(data.std),
         re_prob=augment.reprob,
         re_mode=augment.remode,
+        normalize=not as_bytes,
     )
     _keep_a_bit(transform)
-    return transform
+    if not as_bytes:
+        return transform
+    erasing = RandomErasing(augment.reprob, mode=augment.remode, device="cpu") if augment.reprob else None
+    return ByteTransform(transform, erasing)
+
+
+class ByteTransform:
+    """Images as bytes, with the part that random erasing paints over them, as it works on normalised numbers.
+
+    The random numbers are those of the transform that normalises: erasing is its last step.
+
+    Args:
+        transform: From a PIL image to a uint8 tensor [C, H, W].
+        erasing: timm's, or None.
+    """
+
+    def __init__(self, transform, erasing: RandomErasing | None = None):
+        self.transform, self.erasing = transform, erasing
+
+    def __call__(self, image) -> tuple[Tensor, tuple[int, int, Tensor] | None]:
+        """The bytes, and (top, left, painted [C, h, w]) or None."""
+        image = self.transform(image)
+        if self.erasing is None:
+            return image, None
+        canvas = self.erasing(torch.full(image.shape, torch.nan))
+        painted = canvas[0].isnan().logical_not()
+        rows, columns = painted.any(1).nonzero().flatten(), painted.any(0).nonzero().flatten()
+        if not len(rows):
+            return image, None
+        top, left = int(rows[0]), int(columns[0])
+        return image, (top, left, canvas[:, top : int(rows[-1]) + 1, left : int(columns[-1]) + 1].clone())
+
+
+class FinishBytes:
+    """Makes the model's input of a batch of `ByteTransform`, on its device, by the operations of the transform."""
+
+    def __init__(self, data: DataConfig):
+        self.mean, self.std = (torch.tensor(values).view(1, -1, 1, 1) for values in (data.mean, data.std))
+
+    def __call__(self, images: Tensor, labels: Tensor, places: list, painted: Tensor) -> tuple[Tensor, Tensor]:
+        """Images uint8 [B, C, H, W]; `places`: (image, top, left, height, width) of each part in `painted`."""
+        if self.mean.device != images.device:
+            self.mean, self.std = send(self.mean, images.device), send(self.std, images.device)
+        images = images.float().div_(255).sub_(self.mean).div_(self.std)
+        channels = images.shape[1]
+        parts = painted.split([channels * height * width for *_, height, width in places])
+        for (index, top, left, height, width), part in zip(places, parts, strict=True):
+            images[index, :, top : top + height, left : left + width] = part.view(channels, height, width)
+        return images, labels
 
 
 def _keep_a_bit(transform) -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from .augment import SampleDataset, eval_transform
 from .order import COLOUR, ERASE, GEOMETRY, uniform
+from .prefetch import send
 from .settings import AugmentConfig, DataConfig
 from .sources import Source
 
@@ -68,15 +69,26 @@ class MemoryFetch:
         self.scale, self.offset = 1 / (255 * std), mean / std
 
     def __call__(self, epoch: int, batches: Iterable[np.ndarray]) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for batch in self.raw(epoch, batches):
+            yield self.finish(*batch)
+
+    def raw(self, epoch: int, batches: Iterable[np.ndarray]) -> Iterator[tuple]:
+        """Bytes and labels, with the epoch and the indices that `finish` needs."""
         for indices in batches:
             chosen = torch.from_numpy(np.asarray(indices, dtype=np.int64))
-            images = self.images[chosen].float()
-            if self.augment is not None:
-                images = augment_batch(images, self.augment, self.seed, epoch, indices)
-            images = images * self.scale - self.offset
-            if self.augment is not None and self.augment.reprob > 0:
-                erase(images, self.augment, self.seed, epoch, indices)
-            yield images, self.labels[chosen]
+            yield self.images[chosen], self.labels[chosen], epoch, indices
+
+    def finish(self, images: torch.Tensor, labels: torch.Tensor, epoch: int, indices: np.ndarray):
+        """Augments and normalises, where the images are."""
+        images = images.float()
+        if self.augment is not None:
+            images = augment_batch(images, self.augment, self.seed, epoch, indices)
+        if self.scale.device != images.device:
+            self.scale, self.offset = send(self.scale, images.device), send(self.offset, images.device)
+        images = images * self.scale - self.offset
+        if self.augment is not None and self.augment.reprob > 0:
+            erase(images, self.augment, self.seed, epoch, indices)
+        return images, labels
 
 
 def augment_batch(images: torch.Tensor, cfg: AugmentConfig, seed: int, epoch: int, indices) -> torch.Tensor:
@@ -86,11 +98,14 @@ def augment_batch(images: torch.Tensor, cfg: AugmentConfig, seed: int, epoch: in
     """
     if cfg.hflip > 0 or cfg.shift or cfg.scale != [1.0, 1.0] or cfg.ratio != [1.0, 1.0]:
         theta = _placements(cfg, images.shape[-1], seed, epoch, indices)
-        grid = F.affine_grid(torch.from_numpy(theta).float(), list(images.shape), align_corners=False)
+        # A GPU would multiply float32 in TF32, which is a tenth of a pixel off.
+        theta = torch.from_numpy(theta) if images.is_cuda else torch.from_numpy(theta).float()
+        grid = F.affine_grid(send(theta, images.device), list(images.shape), align_corners=False).float()
         images = F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
     if cfg.color_jitter > 0:
         draws = [uniform(seed, COLOUR, epoch, indices, k) for k in range(2)]
         gains = [torch.from_numpy(1 + cfg.color_jitter * (2 * draw - 1)).float().view(-1, 1, 1, 1) for draw in draws]
+        gains = [send(gain, images.device) for gain in gains]
         images = images * gains[0]
         centre = images.mean(dim=(1, 2, 3), keepdim=True)
         images = ((images - centre) * gains[1] + centre).clamp(0, 255)
@@ -122,9 +137,8 @@ def erase(images: torch.Tensor, cfg: AugmentConfig, seed: int, epoch: int, indic
         h = min(round(math.sqrt(area * aspect)), height - 1)
         w = min(round(math.sqrt(area / aspect)), width - 1)
         top, left = int(u[3][i] * (height - h + 1)), int(u[4][i] * (width - w + 1))
-        images[i, :, top : top + h, left : left + w] = _fill(
-            cfg.remode, (images.shape[1], h, w), seed, epoch, indices[i]
-        )
+        noise = _fill(cfg.remode, (images.shape[1], h, w), seed, epoch, indices[i])
+        images[i, :, top : top + h, left : left + w] = send(noise, images.device)
 
 
 def _fill(mode: str, shape: tuple, seed: int, epoch: int, index: int) -> torch.Tensor:

@@ -74,17 +74,18 @@ class WorkerFetch:
     Args:
         dataset: Samples by (epoch, index).
         workers: How many processes.
-        pin_memory: Hand out batches in page-locked memory, for a copy to a GPU.
+        as_bytes: The samples are those of `ByteTransform`: hand out what `FinishBytes` takes, in page-locked memory
+            for a copy to a GPU.
     """
 
-    def __init__(self, dataset: SampleDataset, workers: int, pin_memory: bool = False):
+    def __init__(self, dataset: SampleDataset, workers: int, as_bytes: bool = False):
         self.sampler = _Keys()
         self.loader = DataLoader(
             dataset,
             batch_sampler=self.sampler,
             num_workers=workers,
-            collate_fn=_stack,
-            pin_memory=pin_memory,
+            collate_fn=_stack_bytes if as_bytes else _stack,
+            pin_memory=as_bytes and torch.cuda.is_available(),
             persistent_workers=workers > 0,
             worker_init_fn=detach_worker,
             generator=torch.Generator(),  # its own: the loader draws a seed for its workers, which we do not use
@@ -115,6 +116,17 @@ def _stack(samples: list):
         return None
     images, labels = zip(*samples, strict=True)
     return torch.stack(images), torch.tensor(labels, dtype=torch.int64)
+
+
+def _stack_bytes(samples: list):
+    samples = [sample for sample in samples if sample is not None]
+    if not samples:
+        return None
+    pairs, labels = zip(*samples, strict=True)
+    erased = [(index, *part) for index, (_, part) in enumerate(pairs) if part is not None]
+    places = [(index, top, left, *part.shape[1:]) for index, top, left, part in erased]
+    painted = torch.cat([part.flatten() for *_, part in erased]) if erased else torch.empty(0)
+    return torch.stack([image for image, _ in pairs]), torch.tensor(labels, dtype=torch.int64), places, painted
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from wbmm.io.card import read_card
 from wbmm.io.reader import CheckpointFile, read_checkpoint
 from wbmm.io.weights import load_converted
+from wbmm.machine import PRECISIONS, set_precision
 from wbmm.models.identify import identify
 from wbmm.models.released import convert_released
 from wbmm.models.state import CheckpointError, find_state_dict
@@ -21,15 +22,20 @@ from .config import TrainConfig
 from .dist import World
 from .model import create_model, freeze
 
-__all__ = ["build_ema", "build_model", "init_weights", "set_reproducible", "wrap"]
+__all__ = ["build_ema", "build_model", "init_weights", "set_arithmetic", "wrap"]
 
 
-def set_reproducible(config: TrainConfig):
+def set_arithmetic(config: TrainConfig, device: torch.device) -> str:
+    """Seeds torch and sets how this process computes; returns a sentence about the precision."""
     torch.manual_seed(config.seed)
+    torch.backends.cudnn.benchmark = not config.deterministic  # the size of the images is fixed
     if config.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
-        torch.backends.cudnn.benchmark = False
+    set_precision(config.precision)
+    if device.type == "cpu":
+        return f"precision {config.precision}: of no effect on a CPU, which computes in strict float32"
+    return f"precision {config.precision}: {PRECISIONS[config.precision]}"
 
 
 def build_model(config: TrainConfig, num_classes: int, world: World) -> nn.Module:

@@ -9,7 +9,19 @@ import torch.distributed as td
 import torch.nn as nn
 from torch import Tensor
 
-__all__ = ["World", "all_sum", "broadcast_buffers", "broadcast_object", "gather_objects", "is_peer_failure", "setup"]
+__all__ = [
+    "World",
+    "all_sum",
+    "broadcast_buffers",
+    "broadcast_object",
+    "check_complete",
+    "gather_objects",
+    "is_peer_failure",
+    "setup",
+    "sum_on_device",
+]
+
+NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
 # What the backends say when another process is gone or stuck; their exception types do not tell it apart.
 _PEER_FAILURES = ("connection closed", "connection reset", "broken pipe", "timed out", "timeout", "nccl", "gloo")
@@ -36,9 +48,21 @@ def setup(device: str = "auto", timeout: float = 600.0) -> World:
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     place = _pick_device(device, int(os.environ.get("LOCAL_RANK", 0)))
     if size > 1 and not td.is_initialized():
+        _let_nccl_raise()
         options = {"device_id": place} if place.type == "cuda" else {}
         td.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=timedelta(seconds=timeout), **options)
     return World(rank, size, place)
+
+
+def _let_nccl_raise() -> None:
+    """Has NCCL's watchdog give up a stuck operation without ending the process, so that the error can be told.
+
+    By default it ends the process from a thread of its own. 2 is torch's CleanUpOnly: the communicator is closed, what
+    was under way ends with incomplete sums, which `check_complete` finds, and the next operation raises. torchrun sets
+    1 where the user has not set anything. Other values are the user's.
+    """
+    if os.environ.get(NCCL_ERRORS, "1") == "1":
+        os.environ[NCCL_ERRORS] = "2"
 
 
 def _pick_device(name: str, local_rank: int) -> torch.device:
@@ -69,10 +93,26 @@ def _pick_device(name: str, local_rank: int) -> torch.device:
 
 def all_sum(values: list[float | Tensor], world: World) -> list[float]:
     """Sums each value over the processes."""
-    total = torch.stack([torch.as_tensor(value, dtype=torch.float64, device=world.device) for value in values])
+    *sums, processes = sum_on_device(values, world).tolist()
+    check_complete(processes, world)
+    return sums
+
+
+def sum_on_device(values: list[float | Tensor], world: World) -> Tensor:
+    """The sum of each value over the processes, and how many took part; without a wait for a GPU."""
+    place = {"dtype": torch.float64, "device": world.device}
+    # Not torch.tensor, which would copy a number from the host's memory and wait for that.
+    numbers = (value.to(**place) if isinstance(value, Tensor) else torch.full((), value, **place) for value in values)
+    total = torch.stack([*numbers, torch.ones((), **place)])
     if world.size > 1:
         td.all_reduce(total)
-    return total.tolist()
+    return total
+
+
+def check_complete(processes: float, world: World) -> None:
+    """Raises unless all took part in a sum. NCCL, when it gives up on a process, leaves the others with a part."""
+    if processes != world.size:
+        raise RuntimeError(f"nccl gave up: a sum over {world.size} processes holds {processes:g}")
 
 
 def broadcast_object(value, world: World):

@@ -21,10 +21,11 @@ from . import checkpoint
 from .batch import BatchPlan
 from .checkpoint import Position
 from .config import TrainConfig, to_dict
-from .dist import World, all_sum, gather_objects
-from .guard import MARKER, BufferSnapshot, StopSignal, nonfinite_gradients, nonfinite_layers, write_marker
+from .dist import World, all_sum, gather_objects, sum_on_device
+from .guard import MARKER, BufferSnapshot, StopSignal, nonfinite_layers, write_marker
 from .log import Clock, RunLogger, memory_mb, writing
 from .model import set_train_mode
+from .outcome import LAG, Attempt, DeviceUpdate, Outcome, Outcomes, decides_on_device
 from .sets import Data
 from .validate import validate
 
@@ -57,6 +58,8 @@ class Run:
     saved_at: float = 0.0  # when the last checkpoint was written, or training began
     before_step: BufferSnapshot | None = None  # made when training begins
     after_forward: BufferSnapshot | None = None  # with activation checkpointing alone
+    on_device: DeviceUpdate | None = None  # where the device decides whether a step is applied
+    outcomes: Outcomes | None = None
 
     @property
     def out(self) -> Path:
@@ -80,6 +83,9 @@ def train(run: Run) -> str:
     run.stop.saves, run.saved_at = True, time.monotonic()
     run.before_step = BufferSnapshot(run.model)
     run.after_forward = BufferSnapshot(run.model) if run.config.model.grad_checkpointing else None
+    if decides_on_device(run.world.device, run.optimizer):
+        run.on_device = DeviceUpdate(run.model, run.ema, run.optimizer, run.scaler, run.before_step)
+    run.outcomes = Outcomes(run.world, LAG if run.on_device else 0)
     try:
         return train_epochs(run)
     finally:
@@ -106,11 +112,13 @@ def train_epoch(run: Run, epoch: int) -> bool:
     while position.step < (epoch + 1) * per_epoch:
         with clock.waiting():
             micro_batches = next(batches)
-        loss, stop = train_step(run, micro_batches)
+        train_step(run, micro_batches)
         clock.steps += 1
         position.step += 1
         position.evaluated = position.step % per_epoch != 0
-        if position.step == 1 or position.step % config.log.every == 0 or position.step == run.total_steps:
+        logged = position.step == 1 or position.step % config.log.every == 0 or position.step == run.total_steps
+        loss, stop = read_outcomes(run, everything=logged or not position.evaluated)
+        if logged:
             report(run, loss, clock)
         if stop:
             return True
@@ -135,8 +143,8 @@ def report(run: Run, loss: float, clock: Clock):
     )
 
 
-def train_step(run: Run, micro_batches: list[tuple[Tensor, Tensor]]) -> tuple[float, bool]:
-    """One optimiser step on the global batch; returns its mean loss and whether any process was asked to stop."""
+def train_step(run: Run, micro_batches: list[tuple[Tensor, Tensor]]) -> None:
+    """One optimiser step on the global batch; how it went is put into `run.outcomes`."""
     step, world = run.position.step, run.world
     torch.manual_seed(int(hash64(run.config.seed, STEP_RANDOMNESS, step, world.rank)[0] >> 1))
     run.scheduler.step_update(step)
@@ -150,18 +158,11 @@ def train_step(run: Run, micro_batches: list[tuple[Tensor, Tensor]]) -> tuple[fl
             backward(run, loss)
         losses.append(loss.detach())
     run.scaler.unscale_(run.optimizer)
-    parameters = [parameter for parameter in run.model.parameters() if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
-    # The only point of a step at which the host waits for the device, but for the loss scaler of fp16.
-    loss, norms, stop = all_sum([torch.stack(losses).sum() / world.size, norm, run.stop.name is not None], world)
-    if update(run, parameters, norm, math.isfinite(loss), math.isfinite(norms)):
-        run.position.skips = 0
-    else:
-        run.before_step.restore()
-        worst = next((micro for micro, loss in enumerate(losses) if not torch.isfinite(loss)), 0)
-        skip(run, loss, micro_batches[worst], worst)
+    graded = {name: parameter for name, parameter in run.model.named_parameters() if parameter.grad is not None}
+    norms = torch.stack(torch._foreach_norm([parameter.grad for parameter in graded.values()]))
+    attempt = Attempt(step, run.lr, micro_batches, torch.stack(losses), list(graded), norms)
+    run.outcomes.put(attempt, update(run, attempt, list(graded.values())))
     run.optimizer.zero_grad(set_to_none=True)
-    return loss, stop > 0
 
 
 def prepare(run: Run, batch: tuple[Tensor, Tensor] | None, micro: int) -> tuple[Tensor, Tensor]:
@@ -190,37 +191,80 @@ def backward(run: Run, loss: Tensor):
         run.after_forward.restore()
 
 
-def update(run: Run, parameters: list[nn.Parameter], norm: Tensor, finite: bool, finite_gradients: bool) -> bool:
-    """Applies the gradients unless they, or the loss, are not finite; returns whether all was well."""
-    clip = run.config.optim.clip_grad
+def update(run: Run, attempt: Attempt, parameters: list[nn.Parameter]) -> Tensor | list[float]:
+    """Applies the gradients unless they, or the loss, are not finite; returns the figures of the step's outcome."""
+    norm = torch.linalg.vector_norm(attempt.norms)
+    summed = [attempt.losses.sum() / run.world.size, norm, run.stop.name is not None]
+    if run.on_device is not None:
+        total = sum_on_device(summed, run.world)
+        clip(run, parameters, norm)
+        kept = run.on_device(torch.isfinite(total[:2]), ema_step(run))
+        return torch.cat([total, kept.to(total.dtype).view(1)])
+    # The only point of a step at which the host waits for the device, but for the loss scaler of fp16.
+    figures = all_sum(summed, run.world)
+    finite, finite_gradients = map(math.isfinite, figures[:2])
     good = finite and finite_gradients
-    if good and clip is not None:
-        torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm)
     if good:
+        clip(run, parameters, norm)
         run.scaler.step(run.optimizer)
     run.scaler.update()  # fp16: lowers the scale where gradients overflowed
     if good and run.ema is not None:
-        run.ema.update(run.model, run.position.step + 1 if run.config.ema.warmup else None)
+        run.ema.update(run.model, ema_step(run))
     # An overflow of fp16 gradients is how the scale is found, as long as the scale has room to fall.
-    return good or (finite and run.scaler.is_enabled() and run.scaler.get_scale() >= 1)
+    kept = good or (finite and run.scaler.is_enabled() and run.scaler.get_scale() >= 1)
+    if not kept:
+        run.before_step.restore()
+    return [*figures, run.world.size, kept]
 
 
-def skip(run: Run, loss: float, batch: tuple[Tensor, Tensor], micro: int):
+def clip(run: Run, parameters: list[nn.Parameter], norm: Tensor) -> None:
+    if run.config.optim.clip_grad is not None:
+        torch.nn.utils.clip_grads_with_norm_(parameters, run.config.optim.clip_grad, norm)
+
+
+def ema_step(run: Run) -> int | None:
+    """The step that the average's warm-up counts by."""
+    return run.position.step + 1 if run.config.ema.warmup else None
+
+
+def read_outcomes(run: Run, everything: bool) -> tuple[float, bool]:
+    """Answers the steps that can be read without waiting, or all; returns the last loss and whether to stop.
+
+    All processes read the same steps at the same time, so that they stop at the same one.
+    """
+    stop = run.world.size == 1 and run.stop.name is not None
+    read = list(run.outcomes.take(everything or stop))
+    if any(outcome.stop > 0 for outcome in read):
+        stop = True
+        read += run.outcomes.take(everything=True)
+    for outcome in read:
+        if outcome.kept:
+            run.position.skips = 0
+        else:
+            skip(run, outcome)
+    return read[-1].loss if read else math.nan, stop
+
+
+def skip(run: Run, outcome: Outcome):
     """Counts a step that was not applied; at the limit stops the run with what is known about the cause."""
-    position = run.position
+    position, attempt = run.position, outcome.attempt
     position.skips += 1
-    what = f"the loss is {loss}" if not math.isfinite(loss) else "the gradients are not finite"
-    where = f"step {position.step}, learning rate {run.lr:.3g}"
+    what = f"the loss is {outcome.loss}" if not math.isfinite(outcome.loss) else "the gradients are not finite"
+    where = f"step {attempt.step}, learning rate {attempt.lr:.3g}"
     if position.skips <= run.config.max_skips:
         run.logger.message(
             f"{where}: {what}; step skipped ({position.skips} of at most {run.config.max_skips} in a row)"
         )
         return
-    gradients = nonfinite_gradients(run.model)
-    images, _ = prepare(run, batch, micro)
+    position.step = attempt.step  # where its images belong
+    bad = torch.isfinite(attempt.losses).logical_not().tolist()
+    worst = bad.index(True) if any(bad) else 0
+    images, _ = prepare(run, attempt.micro_batches[worst], worst)
     with torch.autocast(run.world.device.type, run.amp_dtype, enabled=run.amp_dtype is not None):
         found = gather_objects(nonfinite_layers(run.model, images), run.world)
     layers = list(dict.fromkeys(name for names in found for name in names))
+    norms = attempt.norms.tolist()
+    gradients = [name for name, norm in zip(attempt.names, norms, strict=True) if not math.isfinite(norm)]
     if layers:
         cause = f"layers whose activations are not finite, in order: {some(layers, 8)}"
     elif gradients:
@@ -300,7 +344,7 @@ def save_is_due(run: Run) -> bool:
 
 def save_unless_skipping(run: Run):
     """Saves, except in a row of skipped steps: the checkpoints from before it must not be rotated away."""
-    if run.position.skips == 0:
+    if not run.outcomes.skipping(run.position.skips):
         save(run)
 
 
@@ -312,6 +356,9 @@ def save(run: Run, best: bool = False, keep_epoch: int | None = None):
 
 def state(run: Run) -> dict:
     """The content of a checkpoint."""
+    position = asdict(run.position)
+    if not run.outcomes.skipping(position["skips"]):
+        position["skips"] = 0  # the last step ended the row, which may not have been read yet
     return {
         "model": run.model.state_dict(),
         "ema": run.ema.module.state_dict() if run.ema else None,
@@ -319,7 +366,7 @@ def state(run: Run) -> dict:
         "scheduler": run.scheduler.state_dict(),
         "scaler": run.scaler.state_dict(),
         "seconds": run.logger.seconds,
-        "position": asdict(run.position) | {"steps_per_epoch": run.data.train.steps_per_epoch},
+        "position": position | {"steps_per_epoch": run.data.train.steps_per_epoch},
         "config": to_dict(run.config),
         "num_classes": run.data.num_classes,
         "class_names": run.data.class_names,

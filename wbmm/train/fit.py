@@ -14,13 +14,14 @@ from wbmm.handler import INTERRUPTED, run_command
 from wbmm.io.atomic import remove_stale, write_text
 
 from .batch import plan_batch, scale_lr
-from .build import build_ema, build_model, init_weights, set_reproducible, wrap
+from .build import build_ema, build_model, init_weights, set_arithmetic, wrap
 from .config import TrainConfig, load_config, to_yaml
 from .dist import World, broadcast_object, is_peer_failure, setup
 from .engine import STOPPED, Run, train
 from .guard import NOTHING_TO_SAVE, StopSignal, clear_marker, lock_folder
 from .log import RunLogger, writing
 from .optim import build_optimizer, build_scheduler
+from .outcome import decides_on_device, queues
 from .restore import check_same_run, find_resume, restore
 from .runs import write_summary
 from .sets import build_data
@@ -111,20 +112,21 @@ def _fit(config: TrainConfig, world: World, stop: StopSignal) -> Result:
 
 def build(config: TrainConfig, world: World, stop: StopSignal) -> Run:
     """Everything that can be wrong is found here, before the first step."""
-    texts: list[str] = []
-    set_reproducible(config)
+    texts = [set_arithmetic(config, world.device)]
     plan = plan_batch(config.global_batch, config.batch, world.size)
     lr, lr_text = scale_lr(config.optim.lr, config.optim.lr_batch, config.global_batch)
     resume, saved = find_resume(config, world, texts.append) or (None, None)
     names = saved.get("class_names") if saved else None
-    data = build_data(config, world.rank, world.size, plan.accumulation, names, world.device.type == "cuda")
+    data = build_data(config, world.rank, world.size, plan.accumulation, names, world.device)
     if saved:
         check_same_run(saved, config, data.num_classes, resume)
     model = build_model(config, data.num_classes, world)
     if config.init and not saved:
         texts.append(init_weights(model, Path(config.init), config.init_resize_tables))
     ema = build_ema(model, config)
-    optimizer = build_optimizer(model, config.optim, lr)
+    optimizer = build_optimizer(model, config.optim, lr, fused=queues(world.device))
+    if queues(world.device) and not decides_on_device(world.device, optimizer):
+        texts.append(f"optim.name={config.optim.name}: each step waits for the device, to see if it can be applied")
     built = Run(
         config=config,
         world=world,

@@ -20,7 +20,6 @@ __all__ = [
     "StopSignal",
     "clear_marker",
     "lock_folder",
-    "nonfinite_gradients",
     "nonfinite_layers",
     "read_marker",
     "write_marker",
@@ -127,7 +126,8 @@ class BufferSnapshot:
     """The buffers of a model, to be put back: batch-norm statistics must not keep the NaN of a skipped step, nor move
     a second time when activation checkpointing runs a block again.
 
-    Those in no state dict are constants and left out. The rest is copied a dtype at a time, into memory that is kept.
+    Those in no state dict are constants and left out. The rest is copied into memory that is kept, one tensor a dtype,
+    so that a few kernels do it however many buffers there are.
     """
 
     def __init__(self, model: nn.Module):
@@ -136,17 +136,35 @@ class BufferSnapshot:
         for name, buffer in model.named_buffers():
             if name in saved:
                 groups.setdefault(buffer.dtype, []).append(buffer)
-        self._groups = [(buffers, [buffer.clone() for buffer in buffers]) for buffers in groups.values()]
+        self._groups = [(buffers, _Packed(buffers), _Packed(buffers)) for buffers in groups.values()]
 
     @torch.no_grad()
     def take(self) -> None:
-        for buffers, copies in self._groups:
-            torch._foreach_copy_(copies, buffers)
+        for buffers, copies, _ in self._groups:
+            torch._foreach_copy_(copies.parts, buffers)
 
     @torch.no_grad()
     def restore(self) -> None:
-        for buffers, copies in self._groups:
-            torch._foreach_copy_(buffers, copies)
+        for buffers, copies, _ in self._groups:
+            torch._foreach_copy_(buffers, copies.parts)
+
+    @torch.no_grad()
+    def restore_unless(self, kept: Tensor) -> None:
+        """The same, decided on the device: `kept` is a truth value there."""
+        for buffers, copies, now in self._groups:
+            torch._foreach_copy_(now.parts, buffers)
+            torch.where(kept, now.whole, copies.whole, out=now.whole)
+            torch._foreach_copy_(buffers, now.parts)
+
+
+class _Packed:
+    """Copies of tensors of one dtype, side by side in one."""
+
+    def __init__(self, tensors: list[Tensor]):
+        self.whole = torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+        sizes = [tensor.numel() for tensor in tensors]
+        parts = zip(self.whole.split(sizes), tensors, strict=True)
+        self.parts = [part.view(tensor.shape) for part, tensor in parts]
 
 
 @torch.no_grad()
@@ -173,12 +191,3 @@ def nonfinite_layers(model: nn.Module, images: Tensor) -> list[str]:
         for handle in handles:
             handle.remove()
     return names if torch.isfinite(images).all() else ["the input images"]
-
-
-def nonfinite_gradients(model: nn.Module) -> list[str]:
-    """Names the parameters whose gradient is not finite."""
-    return [
-        name
-        for name, parameter in model.named_parameters()
-        if parameter.grad is not None and not torch.isfinite(parameter.grad).all()
-    ]

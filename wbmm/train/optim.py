@@ -9,7 +9,7 @@ import torch.nn as nn
 from timm.optim import create_optimizer_v2, get_optimizer_info, list_optimizers, param_groups_weight_decay
 from timm.scheduler import create_scheduler_v2
 from timm.scheduler.scheduler import Scheduler
-from torch.optim import Optimizer
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from wbmm.fields import Choice, Items, Known, Range, takes
 from wbmm.models import WBMM
@@ -18,6 +18,7 @@ from wbmm.models.layer_groups import layer_scale
 __all__ = ["MOST_EPOCHS", "OptimConfig", "ScheduleConfig", "build_optimizer", "build_scheduler", "optimizer_options"]
 
 MOST_EPOCHS = 100_000
+FUSED = (Adam, AdamW, SGD)
 
 
 def _is_optimizer(name: str) -> bool:
@@ -68,8 +69,8 @@ def optimizer_options(name: str, betas: list[float], eps: float) -> dict:
     return ({"betas": tuple(betas)} if info.has_betas else {}) | ({"eps": eps} if has_eps else {})
 
 
-def build_optimizer(model: nn.Module, config: OptimConfig, lr: float) -> Optimizer:
-    """Builds timm's optimiser with its parameter groups.
+def build_optimizer(model: nn.Module, config: OptimConfig, lr: float, fused: bool = False) -> Optimizer:
+    """Builds timm's optimiser with its parameter groups; with `fused`, as one kernel where torch has it so.
 
     Weight decay is left off 1-d parameters and biases. GRN's gamma and beta (4-d) and the tables (2-d) are decayed.
     Layer decay goes by the groups of `wbmm.models.layer_groups` for our models, by timm's for others.
@@ -83,6 +84,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig, lr: float) -> Optimiz
         layer_decay=config.layer_decay,
         param_group_fn=partial(_layer_decay_groups, config=config) if ours else None,
         **optimizer_options(config.name, config.betas, config.eps),
+        **({"fused": True} if fused and get_optimizer_info(config.name).opt_class in FUSED else {}),
     )
 
 

@@ -112,9 +112,12 @@ def restore(run: Run, saved: dict, path: Path) -> list[str]:
     asked = [{key: value for key, value in group.items() if key != "params"} for group in run.optimizer.param_groups]
     with _part("optimizer", path):
         _check_optimizer(saved["optimizer"], run.optimizer)
-        run.optimizer.load_state_dict(saved["optimizer"])
-    for group, options in zip(run.optimizer.param_groups, asked, strict=True):
-        group.update(options)  # weight decay, betas and so on are the configuration's, not the checkpoint's
+        groups = zip(saved["optimizer"]["param_groups"], asked, strict=True)
+        # Weight decay, betas and so on are the configuration's, not the checkpoint's. Before loading: where Adam's step
+        # is counted, on the host or on the device, goes by them.
+        groups = [{**group, **options} for group, options in groups]
+        run.optimizer.load_state_dict({**saved["optimizer"], "param_groups": groups})
+        _match_layout(run.optimizer)
     with _part("scaler", path):
         if run.scaler.is_enabled():
             _check_like(saved["scaler"], run.scaler.state_dict())
@@ -208,10 +211,19 @@ def _check_optimizer(state: dict, optimizer: torch.optim.Optimizer):
             raise ValueError(f"it is of another optimiser: {type(optimizer).__name__} has no option {unknown[0]!r}")
     trial = copy.deepcopy(optimizer)
     trial.load_state_dict(copy.deepcopy(state))
+    _match_layout(trial)
     for group in trial.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter)
     trial.step()
+
+
+def _match_layout(optimizer: torch.optim.Optimizer):
+    """Lays out the state in memory as the weights are, which fused optimisers ask for: `channels_last` may change."""
+    for parameter, state in optimizer.state.items():
+        for name, value in state.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                state[name] = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False).copy_(value)
 
 
 def _read_position(saved: dict) -> tuple[Position, int]:
