@@ -15,8 +15,8 @@ RESULTS = DOCS / "results" / "speed"
 OURS = "wbmm_t:compact"
 # what is compared, the models of the ratio, and the aims at batch 1 and 16
 INFERENCE = (
-    ("fused WBMM-T over its straightforward layout, fused", "wbmm_t:plain", "1.5x", "1.35x"),
-    ("over UniRepLKNet-T fused, straightforward layout", "unireplknet_t:plain", "1.9x", "1.9x"),
+    ("fused WBMM-T over its reference implementation, fused", "wbmm_t:plain", "1.5x", "1.35x"),
+    ("over UniRepLKNet-T fused, reference implementation", "unireplknet_t:plain", "1.9x", "1.9x"),
     ("over UniRepLKNet-T fused, in our layout", "unireplknet_t:compact", "", ""),
     ("over timm's convnext_tiny", "convnext_tiny", "0.95x", "1.0x"),
     ("over convnextv2_tiny", "convnextv2_tiny", "", ""),
@@ -24,8 +24,8 @@ INFERENCE = (
     ("over inception_next_tiny", "inception_next_tiny", "", ""),
 )
 TRAINING = (
-    ("training step over the straightforward layout", "wbmm_t:plain-training", "1.5x"),
-    ("over UniRepLKNet-T, straightforward layout", "unireplknet_t:plain-training", "3x"),
+    ("training step over the reference implementation", "wbmm_t:plain-training", "1.5x"),
+    ("over UniRepLKNet-T, reference implementation", "unireplknet_t:plain-training", "3x"),
     ("over UniRepLKNet-T, in our layout", "unireplknet_t", ""),
     ("over convnext_tiny", "convnext_tiny", "1.0x"),
 )

@@ -41,8 +41,8 @@ def test_a_name_is_found_from_any_folder(name, tmp_path, monkeypatch):
 def test_a_file_here_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "digits.yaml").write_text("seed: 7\n")
-    assert find_config("digits.yaml") == Path("digits.yaml")
-    assert find_config("digits") == ROOT / "configs" / "digits.yaml"
+    assert find_config("digits.yaml") == find_config("digits") == Path("digits.yaml")
+    assert find_config("configs/digits") == ROOT / "configs" / "digits.yaml"
 
 
 def test_other_endings_are_other_configurations(tmp_path, monkeypatch):
@@ -175,3 +175,8 @@ def test_every_row_for_segmentation_builds_its_backbone():
         options = {key: value for key, value in config.model.backbone.items() if key not in ("type", "large_kernel")}
         with on_meta():
             assert len(WBMMBackbone(**options).stages) == 4
+
+
+def test_a_detector_takes_no_row_of_a_table():
+    with pytest.raises(ValueError, match="table:windows/hier: the paper's ablations are on classification and ADE20K"):
+        resolve_config("table:windows/hier", ".py", "detection")

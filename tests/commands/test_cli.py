@@ -13,6 +13,7 @@ import wbmm
 from wbmm import cli
 from wbmm.commands import doctor
 from wbmm.extras import Package
+from wbmm.ops import use_backend
 from wbmm.zoo import load_counts, load_zoo
 
 ROOT = Path(__file__).parents[2]
@@ -193,3 +194,20 @@ def test_doctor_tells_mmcv_without_operators(monkeypatch):
     ok, detail = doctor.check_mmcv_ops()
     assert not ok
     assert "--no-build-isolation" in detail
+
+
+@pytest.mark.parametrize("backend", ["onednn", "tiled", "reference"])
+def test_a_backend_asked_for_by_name_does_not_keep_models_from_being_counted(backend, capsys):
+    with use_backend(backend):
+        assert cli.main(["info", "wbmm_a"]) == 0
+    assert "M parameters" in capsys.readouterr().out
+
+
+def test_the_public_names_are_there_in_the_command_too():
+    """`wbmm ...` loads nothing by itself, but a module that it imports may ask for them."""
+    start = "import sys; sys.argv = ['wbmm']; import wbmm; print('torch' in sys.modules, wbmm.WBMM2d.__name__"
+    code = f"{start}, wbmm.nonsense)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "module 'wbmm' has no attribute 'nonsense'" in result.stderr
+    result = subprocess.run([sys.executable, "-c", f"{start})"], capture_output=True, text=True)
+    assert result.stdout.split() == ["False", "WBMM2d"]

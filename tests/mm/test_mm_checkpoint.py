@@ -6,6 +6,7 @@ import torch
 import wbmm
 from tests.mm.helpers import NARROW, backbone, checkpoint, count_reads, largest_difference, released_dense_backbone
 from wbmm import cli
+from wbmm.io.reader import safe_load
 from wbmm.mm.backbone import WBMMBackbone
 from wbmm.mm.mm_checkpoint import MMCheckpoint
 from wbmm.models import released
@@ -120,3 +121,8 @@ def test_reparam_reads_a_file_once_and_converts_its_names_once(tmp_path, monkeyp
     assert reads == ["released.pth"]
     assert len(converted) == sum(not key.endswith("relative_position_index") for key in inner)
     capsys.readouterr()
+    contents = torch.load(tmp_path / "fused.pth")
+    contents["state_dict"]["backbone.stem.conv1.bias"] += 1  # as if a bit had flipped
+    torch.save(contents, tmp_path / "changed.pth")
+    with pytest.raises(CheckpointError, match="damaged"):
+        safe_load(tmp_path / "changed.pth")

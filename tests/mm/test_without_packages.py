@@ -4,10 +4,12 @@ import json
 import subprocess
 import sys
 
+import pytest
 import torch
 from PIL import Image
 
 from tests.mm.helpers import ROOT, backbone, checkpoint
+from wbmm.mm import tools
 
 MODULES = ("mmengine", "mmcv", "mmseg", "mmdet", "pycocotools")
 SCRIPT = """
@@ -61,3 +63,12 @@ def test_without_the_packages(tmp_path):
         assert error.count("\n") == 1, error
         assert "mmengine" in error
         assert f"pip install 'wbmm[{extra}]'" in error
+
+
+def test_the_tools_without_a_checkout(capsys):
+    assert tools.main(["train_segs"]) == 2
+    assert "{train_seg,train_det,test_seg,test_det}" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as end:
+        tools.main(["train_seg", "--help"])
+    assert end.value.code == 0
+    assert "config" in capsys.readouterr().out

@@ -118,10 +118,11 @@ class Meeting(torch.nn.Module):
 
 
 def test_a_process_with_bad_images_does_not_leave_the_others_waiting():
-    model = torch.nn.Sequential(Meeting(threading.Barrier(2, timeout=20)))
+    barrier = threading.Barrier(2, timeout=20)
+    models = [torch.nn.Sequential(Meeting(barrier)) for _ in range(2)]  # a process has its own
     batches = [torch.full((1, 3, 4, 4), math.nan), torch.ones(1, 3, 4, 4)]
     with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(lambda images: nonfinite_layers(model, images), batches)) == [["the input images"], []]
+        assert list(pool.map(nonfinite_layers, models, batches)) == [["the input images"], []]
 
 
 def test_gradients_that_are_not_finite_skip_the_step_too(make_config, monkeypatch, capsys):

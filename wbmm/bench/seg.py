@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     sizes = [_size(text) for text in args.sizes]
     if min(*args.batch, args.rounds) < 1:
         raise ValueError(f"--batch {args.batch}, --rounds {args.rounds}: each must be at least 1")
+    require("seg")
     names = [name for name in BACKBONES if name in args.backbones or (name == BASELINE and not args.cost)]
     if args.cost:
         print(render_table(COST_HEADERS, _costs(args.models, names), markdown=args.markdown))
