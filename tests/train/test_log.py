@@ -4,6 +4,7 @@ import json
 import struct
 import subprocess
 import sys
+import time
 from contextlib import suppress
 
 import pytest
@@ -185,6 +186,7 @@ def test_wandb_offline_and_resuming_keep_one_run(tmp_path, monkeypatch):
         log_steps(logger, [1, 2] if resumed is None else [3, 4])
         ids.append(logger.trackers[0].run.id)
         logger.close("stopped" if resumed is None else "finished")
+        time.sleep(1.1)  # wandb names the folder of a sitting by the second
     assert ids[0] == ids[1] == (tmp_path / "wandb-id.txt").read_text().strip()
     files = sorted((tmp_path / "wandb").glob(f"offline-run-*-{ids[0]}/*.wandb"))
     sittings = [read_wandb(file) for file in files]

@@ -40,6 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     if min(args.size) < 32:
         raise ValueError(f"--size {args.size[0]} {args.size[1]}: each side must be at least 32")
+    require("det")
     rows = []
     for letter in args.models:
         for name in (name for name in BACKBONES if name in args.backbones):
