@@ -5,10 +5,13 @@ import re
 import subprocess
 import sys
 import venv
+from collections.abc import Iterable, Sequence
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import torch
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from PIL import Image
 
@@ -29,19 +32,40 @@ FOLDER = [
 DIGITS = ["train", "digits", *SHORT, "data.args={train_limit: 64, val_limit: 32}"]
 
 
-class Installed:
-    """The wheel in an environment of its own, run in a folder of its own."""
+def required(distributions: Iterable[str]) -> set[str]:
+    """These distributions and all that they need, as pip would install it."""
+    found, todo = set(), [canonicalize_name(name) for name in distributions]
+    while todo:
+        name = todo.pop()
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            needs = map(Requirement, metadata.requires(name) or [])
+        except metadata.PackageNotFoundError:
+            continue
+        todo += [canonicalize_name(r.name) for r in needs if r.marker is None or r.marker.evaluate({"extra": ""})]
+    return found
 
-    def __init__(self, place: Path, wheel: Path, extras: bool = True) -> None:
+
+class Installed:
+    """The wheel in an environment of its own, run in a folder of its own.
+
+    Args:
+        extras: whose packages it has besides torch, torchvision and timm; None for all.
+    """
+
+    def __init__(self, place: Path, wheel: Path, extras: Sequence[str] | None = None) -> None:
         venv.create(place / "env", with_pip=False)
         self.python = place / "env" / "bin" / "python"
         code = "import sysconfig; print(sysconfig.get_path('purelib'))"
         self.site = Path(subprocess.check_output([self.python, "-c", code], text=True).strip())
         packages = Path(torch.__file__).parents[1]  # what is tested, without a download
-        if extras:  # a folder in a .pth file comes after the environment's own
+        if extras is None:  # a folder in a .pth file comes after the environment's own
             (self.site / "packages.pth").write_text(f"{packages}\n")
         else:
-            optional = [package for package in PACKAGES if package.extra != "core"]
+            brought = required(package.distribution for package in PACKAGES if package.extra in ("core", *extras))
+            optional = [package for package in PACKAGES if canonicalize_name(package.distribution) not in brought]
             hidden = {canonicalize_name(package.distribution).replace("-", "_") for package in optional}
             hidden |= {package.module for package in optional}
             for path in packages.iterdir():
@@ -88,7 +112,7 @@ def wbmm(wheel, tmp_path_factory):
 @pytest.fixture(scope="module")
 def bare(wheel, tmp_path_factory):
     """With torch, torchvision and timm alone."""
-    return Installed(tmp_path_factory.mktemp("bare"), wheel, extras=False)
+    return Installed(tmp_path_factory.mktemp("bare"), wheel, extras=())
 
 
 def draw_classes(folder: Path, images: int = 16) -> Path:
@@ -110,7 +134,7 @@ def test_it_is_the_wheel_that_runs(wbmm):
 def test_looking_around(wbmm):
     assert "usage: wbmm COMMAND" in wbmm.works("--help")
     assert "wbmm_t_hier" in wbmm.works("list")
-    assert "M parameters" in wbmm.works("info", "wbmm_a")
+    assert "M parameters" in wbmm.works("info", "wbmm_t_hier", "--size", 512, 512)
     assert "torch" in wbmm.works("doctor")
     assert wbmm("lst").returncode == 2
     assert wbmm("train").returncode == 2
@@ -128,6 +152,9 @@ def test_the_readme_from_training_to_prediction(wbmm):
     assert "1 of 1 images" in wbmm.works("predict", "digits.onnx", images)
     table = wbmm.works("eval", "runs/digits/best.pt", "digits.safetensors", "digits.onnx", "--source", "digits")
     assert all(name in table for name in ("best.pt", "digits.safetensors", "digits.onnx"))
+    int8 = ("quantize", "digits.safetensors", "--format", "openvino", "--source", "digits", "--calib")
+    assert "INT8" in wbmm.works(*int8).upper()
+    wbmm.works("bench", "runtime", "wbmm_a", "--runtimes", "eager", "onnxruntime", "--batch", 1, "--rounds", 2)
     for kind in (
         ["model", "wbmm_a:compact", "--baseline", "wbmm_a:compact"],
         ["train", "wbmm_a", "--baseline", "wbmm_a"],
@@ -175,3 +202,27 @@ def test_training_and_files_without_any_extra(bare):
     (bare.folder / "config.py").write_text("model = dict()\n")
     bare.says(r"pip install 'wbmm\[seg\]'", "segment", "colours.safetensors", "data/val/red", "--config", "config.py")
     bare.says(r"pip install 'wbmm\[det\]'", "detect", "colours.safetensors", "data/val/red", "--config", "config.py")
+
+
+def test_the_extra_for_training(wheel, tmp_path):
+    wbmm = Installed(tmp_path, wheel, ["train"])
+    wbmm.works(*DIGITS)
+    assert (wbmm.folder / "runs/digits/curves.png").is_file()
+    wbmm.says(r"pip install 'wbmm\[export\]'", "export", "runs/digits/best.pt", "digits.onnx")
+
+
+def test_the_extra_for_export(wheel, tmp_path):
+    wbmm = Installed(tmp_path, wheel, ["export"])
+    for name in ("a.onnx", "a.xml", "a.pt2"):
+        wbmm.works("export", "wbmm_a", name, "--random-weights", "--size", 64, 64)
+    wbmm.says(r"pip install 'wbmm\[wandb\]'", *DIGITS, "log.wandb=true")
+
+
+def test_the_extras_for_segmentation_and_detection(wheel, tmp_path):
+    wbmm = Installed(tmp_path, wheel, ["seg", "det"])
+    assert "conv3x3" in wbmm.works("bench", "seg", "--cost", "--models", "t", "--backbones", "conv3x3")
+    assert "conv3x3" in wbmm.works("bench", "det", "--models", "t", "--backbones", "conv3x3")
+    tool = [wbmm.python, "-m", "wbmm.mm.tools", "train_seg", "ade20k/wbmm-t-dense_upernet_8xb2-160k_ade20k-512x512"]
+    result = subprocess.run(tool, capture_output=True, text=True, cwd=wbmm.folder)
+    assert result.returncode == 1
+    assert "data/ade" in result.stderr.strip().splitlines()[-1]
