@@ -105,10 +105,6 @@ class TestWindowed:
     def test_28_more(self, count):
         check_windowed(a_map(2, 3, (30, 29), False), (28, 28), count, shortcuts=1)
 
-    @pytest.mark.heavy
-    def test_56(self):
-        check_windowed(a_map(1, 1, (9, 57), True), (56, 56))
-
     @pytest.mark.parametrize("bias", [True, False])
     @pytest.mark.parametrize("shortcuts", [0, 2])
     def test_bias_and_shortcuts(self, bias, shortcuts):
