@@ -19,7 +19,8 @@ def _runs_of_one_second():
     original = Runner.build_visualizer
 
     def build(self, *args, **kwargs):
-        Visualizer._instance_dict.clear()
+        for kind in (Visualizer, *Visualizer.__subclasses__()):  # each class keeps its own
+            kind._instance_dict.clear()
         return original(self, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
