@@ -30,7 +30,7 @@ from pathlib import Path
 from wbmm.io.card import ModelCard
 from wbmm.deploy.export import to_openvino
 from wbmm.deploy.quantize.with_openvino import OpenVino
-from wbmm.deploy.packages import need
+from wbmm.extras import need
 from wbmm.deploy.runtime import open_runner
 
 openvino, folder = need("openvino"), Path(sys.argv[1])
@@ -69,7 +69,7 @@ def test_nothing_goes_out(tmp_path):
 
 def test_a_package_that_somebody_else_imported_is_silenced(monkeypatch):
     package = pytest.importorskip("openvino_telemetry")
-    from wbmm.machine import silence_telemetry
+    from wbmm.extras import silence_telemetry
 
     sent = []
     monkeypatch.setattr(package.main.TelemetrySender, "send", lambda *args: sent.append(args))

@@ -13,12 +13,12 @@ from wbmm.version import __version__
 
 __all__ = [
     "PRECISIONS",
+    "available_memory",
     "check_device",
     "machine_facts",
     "measured_line",
     "processor",
     "set_precision",
-    "silence_telemetry",
     "versions",
 ]
 
@@ -75,17 +75,6 @@ def set_precision(precision: str) -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
-def silence_telemetry() -> None:
-    """Keeps OpenVINO and NNCF from reporting their use to their makers, in this process.
-
-    They do so by default from the moment they are imported, through the package `openvino_telemetry`, and take a stub
-    where it cannot be imported: so it cannot. Nothing is written to the user's folder, where their own switch is.
-    """
-    loaded = sys.modules.setdefault("openvino_telemetry", None)
-    if loaded is not None:  # OpenVINO was imported by somebody else, and has started to report
-        loaded.main.TelemetrySender.send = lambda *_: None
-
-
 def versions(*packages: str) -> dict[str, str]:
     """Versions of this package, Python, torch, timm and `packages`, as far as they are installed."""
     found = {"wbmm": __version__, "python": platform.python_version()}
@@ -95,3 +84,12 @@ def versions(*packages: str) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def available_memory(device: torch.device | None = None) -> int:
+    """Bytes that can be taken, on a CPU without swapping; no limit where the system does not tell."""
+    if device is not None and device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    info = Path("/proc/meminfo")
+    found = re.search(r"MemAvailable:\s+(\d+) kB", info.read_text()) if info.is_file() else None
+    return int(found[1]) * 1024 if found else sys.maxsize

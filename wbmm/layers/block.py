@@ -5,7 +5,6 @@ import copy
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from timm.layers import DropPath
 from torch import Tensor
 
 from .ffn import FeedForward, FusedFeedForward
@@ -62,16 +61,15 @@ class Block(nn.Module):
         self.mixer = mixer
         self.norm = nn.BatchNorm2d(dim, **dd)
         self.se = SqueezeExcite(dim, **dd) if se else None
-        self.ffn = FeedForward(dim, ffn_ratio, **dd)
+        self.ffn = FeedForward(dim, ffn_ratio, drop_path, **dd)
         self.gamma = None if ls_init_value is None else nn.Parameter(torch.full((dim,), ls_init_value, **dd))
-        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.norm(self.mixer(x))
         gate = None if self.se is None else self.se(out)
         # A copy: PyTorch's counter of operations fails in inference mode where a module is given a parameter.
         scale = None if self.gamma is None else self.gamma.clone()
-        return x + self.drop_path(self.ffn(out, gate, scale))
+        return self.ffn(out, gate, scale, x)
 
     def fuse(self) -> "FusedBlock":
         """The inference form: mixer and BN in one, GRN's beta, fc2, BN and layer scale in one."""

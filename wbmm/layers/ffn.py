@@ -2,6 +2,7 @@
 
 import torch
 import torch.nn as nn
+from timm.layers import DropPath
 from torch import Tensor
 
 from wbmm.ops import GlobalResponseNorm
@@ -12,12 +13,12 @@ from .fused import batch_norm_affine
 
 
 class FeedForward(GatedFFN):
-    """`scale * BN(fc2(GRN(GELU(fc1(gate * x)))))`, both factors optional.
+    """`shortcut + drop_path(scale * BN(fc2(GRN(GELU(fc1(gate * x))))))`; both factors and the shortcut are optional.
 
     Shape: `[B, C, H, W]` to the same. The linears work on the NHWC view, which is free in channels-last memory.
     """
 
-    def __init__(self, dim: int, ratio: float = 4, device=None, dtype=None) -> None:
+    def __init__(self, dim: int, ratio: float = 4, drop_path: float = 0.0, device=None, dtype=None) -> None:
         dd = {"device": device, "dtype": dtype}
         super().__init__()
         hidden = int(dim * ratio)
@@ -25,18 +26,22 @@ class FeedForward(GatedFFN):
         self.grn = GlobalResponseNorm(hidden, **dd)
         self.fc2 = nn.Linear(hidden, dim, bias=False, **dd)
         self.norm = nn.BatchNorm2d(dim, **dd)
+        self.drop_path = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
-    def parts(self) -> tuple[nn.Module, nn.Module]:
-        return self.grn, self.norm
+    def parts(self) -> tuple[nn.Module, nn.Module, nn.Module]:
+        return self.grn, self.norm, self.drop_path
 
-    def forward(self, x: Tensor, gate: Tensor | None = None, scale: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, gate: Tensor | None = None, scale: Tensor | None = None, shortcut: Tensor | None = None
+    ) -> Tensor:
         """
         Args:
             x: `[B, C, H, W]`.
             gate: `[B, C]`, from squeeze and excitation.
             scale: `[C]`, the layer scale.
+            shortcut: `[B, C, H, W]`, what is added at the end.
         """
-        return self.gated_ffn(x, gate, scale, None)
+        return self.gated_ffn(x, gate, scale, shortcut)
 
     @torch.no_grad()
     def fuse(self, layer_scale: Tensor | None = None) -> "FusedFeedForward":
@@ -70,13 +75,16 @@ class FusedFeedForward(GatedFFN):
         self.gamma = nn.Parameter(torch.zeros(hidden, **dd))
         self.fc2 = nn.Linear(hidden, dim, **dd)
 
-    def parts(self) -> tuple[tuple[Tensor, float], None]:
-        return (self.gamma, self.eps), None
+    def parts(self) -> tuple[tuple[Tensor, float], None, None]:
+        return (self.gamma, self.eps), None, None
 
     def grn(self, x: Tensor) -> Tensor:
         return grn(x, self.gamma, None, self.eps)
 
     def norm(self, x: Tensor) -> Tensor:
+        return x
+
+    def drop_path(self, x: Tensor) -> Tensor:
         return x
 
     def forward(self, x: Tensor, gate: Tensor, shortcut: Tensor) -> Tensor:

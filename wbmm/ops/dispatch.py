@@ -27,7 +27,7 @@ from .obstacles import NO_VALUES, changed_module, obstacle, unusual_tensor, want
 from .tables import Window, expand
 from .windows import check_map
 
-__all__ = ["BACKENDS", "conv2d", "gated_ffn", "kept_matrix", "use_backend", "watch", "windowed"]
+__all__ = ["BACKENDS", "conv2d", "gated_ffn", "kept_matrix", "rehearse", "use_backend", "watch", "windowed"]
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ Note = Callable[[str, str, dict[str, str]], None]  # operator, backend, reasons 
 
 # Of the process, not of a thread: autograd computes checkpointed blocks again in threads of its own.
 _asked: str | None = os.environ.get("WBMM_BACKEND") or None
+_rehearsing = False
 _said: set[tuple[str, str]] = set()
 _watcher: Note | None = None
 
@@ -55,6 +56,23 @@ def use_backend(name: str | None) -> Iterator[None]:
         yield
     finally:
         _asked = before
+
+
+@contextmanager
+def rehearse(name: str) -> Iterator[None]:
+    """As `use_backend`, on the meta device too, where nothing is computed: to see what a backend would issue."""
+    global _rehearsing
+    before, _rehearsing = _rehearsing, True
+    try:
+        with use_backend(name):
+            yield
+    finally:
+        _rehearsing = before
+
+
+def _obstacle(*tensors: Tensor) -> str | None:
+    why = obstacle(*tensors)
+    return None if _rehearsing and why == NO_VALUES else why
 
 
 @contextmanager
@@ -150,7 +168,7 @@ def windowed(
     kept: Kept | None = None,
 ) -> Tensor:
     """As `reference.windowed`; `kept` is where what is made of the tables may stay in inference."""
-    why = obstacle(x, *tables)
+    why = _obstacle(x, *tables)
     if why is not None:
         _refuse("windowed", why)
         if torch.compiler.is_exporting() and any(isinstance(side, torch.SymInt) for side in x.shape[-2:]):
@@ -184,13 +202,14 @@ def gated_ffn(
     norm: nn.Module | None = None,
     scale: Tensor | None = None,
     shortcut: Tensor | None = None,
+    drop_path: nn.Module | None = None,
     kept: Kept | None = None,
 ) -> Tensor:
     """As `reference.gated_ffn`; GRN may be its gamma and eps, and `kept` is where packed weights may stay.
 
     A backend reads the weights of `fc1`, `grn` and `fc2` only if those modules are exactly what was built.
     """
-    why = obstacle(x) or changed_module(
+    why = _obstacle(x) or changed_module(
         fc1=(fc1, nn.Linear), grn=(grn, reference.GlobalResponseNorm), fc2=(fc2, nn.Linear)
     )
     weights = ()
@@ -201,10 +220,10 @@ def gated_ffn(
         why = unusual_tensor(*weights)
     backend, grad = _pick("gated_ffn", why, x, weights)
     if backend is not None:
-        return backend.gated_ffn(x, fc1, (gamma, beta, eps), fc2, gate, norm, scale, shortcut, grad, kept)
+        return backend.gated_ffn(x, fc1, (gamma, beta, eps), fc2, gate, norm, scale, shortcut, drop_path, grad, kept)
     if type(grn) is tuple:
         grn = partial(reference.grn, gamma=grn[0], beta=None, eps=grn[1])
-    return reference.gated_ffn(x, fc1, grn, fc2, gate, norm, scale, shortcut)
+    return reference.gated_ffn(x, fc1, grn, fc2, gate, norm, scale, shortcut, drop_path)
 
 
 def conv2d(
@@ -219,7 +238,7 @@ def conv2d(
 ) -> Tensor:
     """`F.conv2d`; `kept` is where the packed weight may stay in inference."""
     weights = (weight,) if bias is None else (weight, bias)
-    backend, grad = _pick("conv2d", obstacle(x, *weights), x, weights)
+    backend, grad = _pick("conv2d", _obstacle(x, *weights), x, weights)
     if backend is not None:
         return backend.conv2d(x, weight, bias, stride, padding, dilation, groups, grad, kept)
     return F.conv2d(x, weight, bias, stride, padding, dilation, groups)

@@ -83,7 +83,7 @@ class WindowLayer(nn.Module):
 
 
 class GatedFFN(nn.Module):
-    """A feed-forward part. Subclasses have linears `fc1` and `fc2`, and `grn` and `norm` as modules or methods."""
+    """A feed-forward part. Subclasses have linears `fc1`, `fc2`; `grn`, `norm`, `drop_path` as modules or methods."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -93,10 +93,12 @@ class GatedFFN(nn.Module):
         """`reference.gated_ffn` with this layer's parts."""
         if torch.jit.is_scripting():
             out = self.fc2(self.grn(F.gelu(self.fc1(reference.to_rows(x, gate)))))
-            return reference.finish(self.norm(reference.from_rows(out)), scale, shortcut)
+            out = self.norm(reference.from_rows(out))
+            out = self.drop_path(out if scale is None else out * scale[:, None, None])
+            return out if shortcut is None else shortcut + out
         else:  # noqa: RET505
-            grn, norm = self.parts()
-            return gated_ffn(x, self.fc1, grn, self.fc2, gate, norm, scale, shortcut, self.kept)
+            grn, norm, drop_path = self.parts()
+            return gated_ffn(x, self.fc1, grn, self.fc2, gate, norm, scale, shortcut, drop_path, self.kept)
 
 
 class PackedConv2d(nn.Conv2d):

@@ -43,7 +43,7 @@ def windowed(
         index: `relative_index` of each table's window, where the caller already has them.
 
     Returns:
-        `[B, C, H, W]`, in the memory format of `x`.
+        `[B, C, H, W]`, in the memory format of `x` and its type; under autocast, in autocast's.
     """
     batch, _, height, width = x.shape
     if not torch.jit.is_scripting():
@@ -52,7 +52,7 @@ def windowed(
     windows = partition_windows(pad_to_windows(x, window, padding_mode), window)
     if shortcuts > 0:
         out = torch.baddbmm(windows, windows, matrix, beta=shortcuts)
-        out = out if bias is None else out + bias[:, None, None]
+        out = out if bias is None else out + bias[:, None, None].to(out.dtype)
     elif bias is not None:
         out = torch.baddbmm(bias[:, None, None], windows, matrix)
     else:
@@ -65,10 +65,16 @@ def to_autocast_type(x: Tensor) -> Tensor:
     """What autocast would convert, converted; it leaves float64 alone. A compiler merges conversions by itself."""
     if torch.compiler.is_compiling():
         return x
-    device = x.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype != torch.float64:
-        return x.to(torch.get_autocast_dtype(device))
-    return x
+    dtype = autocast_type(x.device)
+    return x if dtype is None or x.dtype == torch.float64 else x.to(dtype)
+
+
+def autocast_type(device: torch.device) -> torch.dtype | None:
+    """What autocast computes products in; None if it is off, or is nothing that the device has."""
+    kind = device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return None
 
 
 def gated_ffn(
@@ -80,8 +86,9 @@ def gated_ffn(
     norm: Callable[[Tensor], Tensor] | None = None,
     scale: Tensor | None = None,
     shortcut: Tensor | None = None,
+    drop_path: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """`shortcut + scale * norm(fc2(grn(GELU(fc1(gate * x)))))`; all but the linears and GRN may be missing.
+    """`shortcut + drop_path(scale * norm(fc2(grn(GELU(fc1(gate * x))))))`; all but linears and GRN may be missing.
 
     Args:
         x: `[B, C, H, W]`. The linears and GRN see the view `[B, H, W, C]`, free in channels-last memory.
@@ -90,9 +97,10 @@ def gated_ffn(
         norm: of a map `[B, C, H, W]`.
         scale: `[C]`, the layer scale.
         shortcut: `[B, C, H, W]`.
+        drop_path: in training, leaves out the whole part for some samples.
     """
     out = from_rows(fc2(grn(F.gelu(fc1(to_rows(x, gate))))))
-    return finish(out if norm is None else norm(out), scale, shortcut)
+    return finish(out if norm is None else norm(out), scale, shortcut, drop_path)
 
 
 def to_rows(x: Tensor, gate: Tensor | None) -> Tensor:
@@ -105,9 +113,12 @@ def from_rows(x: Tensor) -> Tensor:
     return x.permute(0, 3, 1, 2)
 
 
-def finish(out: Tensor, scale: Tensor | None, shortcut: Tensor | None) -> Tensor:
+def finish(
+    out: Tensor, scale: Tensor | None, shortcut: Tensor | None, drop_path: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
     """What follows the norm of the feed-forward part."""
     out = out if scale is None else out * scale[:, None, None]
+    out = out if drop_path is None else drop_path(out)
     return out if shortcut is None else shortcut + out
 
 
@@ -141,10 +152,10 @@ def response_norm(x: Tensor, eps: float, least_square: float = LEAST_SQUARE) -> 
     """N: a channel's L2 norm over the map, relative to the mean over channels: `[B, H, W, C]` to `[B, 1, 1, C]`.
 
     A plain sum of squares is several times faster on a CPU than `vector_norm`. Half-precision maps need the latter: it
-    sums in float32, where their squares would overflow.
+    sums in float32, where their squares would overflow. Elsewhere it reads the map once and writes no squares.
     """
-    if x.dtype == torch.float16 or x.dtype == torch.bfloat16:
-        norm = torch.linalg.vector_norm(x, dim=[1, 2], keepdim=True, dtype=torch.float32)
+    if x.dtype == torch.float16 or x.dtype == torch.bfloat16 or x.device.type != "cpu":
+        norm = torch.linalg.vector_norm(x, dim=[1, 2], keepdim=True, dtype=torch.promote_types(x.dtype, torch.float32))
     else:
         # `least_square` keeps the gradient of the root finite for a channel that is zero everywhere.
         norm = x.square().sum([1, 2], keepdim=True).clamp_min(least_square).sqrt()

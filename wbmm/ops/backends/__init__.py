@@ -81,6 +81,7 @@ class Backend:
         norm: nn.Module | None,
         scale: Tensor | None,
         shortcut: Tensor | None,
+        drop_path: nn.Module | None,
         grad: bool,
         kept: Kept | None,
     ) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from wbmm.layers import FullConnection2d, FusedHierarchicalWBMM2d, FusedWBMM2d
 from wbmm.ops import num_offsets, reference, use_backend
 from wbmm.ops.backends import onednn
-from wbmm.ops.backends.onednn.convolution import prefers_convolution, table_to_kernel, windowed_convolution
+from wbmm.ops.backends.onednn.windowed import prefers_convolution, table_to_kernel, windowed_convolution
 
 SIZES = [(14, 21), (7, 7), (9, 13), (15, 7), (3, 2), (1, 30)]
 

@@ -7,6 +7,7 @@ import copy
 import os
 
 import pytest
+import timm
 import torch
 import torch.nn as nn
 
@@ -97,6 +98,15 @@ class TestWindowed:
     def test_output_and_gradients(self, window, count, size, last):
         check_windowed(a_map(2, 5, size, last), window, count, shortcuts=1)
 
+    def test_56(self, monkeypatch):
+        """In large tiles, of which the interpreter needs few."""
+        config = kernels.triton.Config({"BC": 1, "BN": 1, "BJ": 512})
+        monkeypatch.setattr(kernels, "PRODUCT_CONFIGS", [config])
+        monkeypatch.setattr(kernels, "STEP", 256)
+        monkeypatch.setattr(kernels, "gradient_meta", lambda dtype: {"BC": 1, "BN": 1, "BI": 64, "BJ": 64})
+        monkeypatch.setattr(kernels, "OFFSET_BLOCK", 1024)
+        check_windowed(a_map(1, 1, (56, 50), False), (56, 56))
+
     def test_28(self):
         check_windowed(a_map(1, 2, (28, 17), True), (28, 28))
 
@@ -184,6 +194,97 @@ class TestWindowed:
             assert (out.dtype, dx.dtype, dtable.dtype) == (dtype, torch.float32, torch.float32)
             expected = reference.windowed(x, [table], (7, 7), bias)
             torch.testing.assert_close(out.float(), expected, rtol=2e-2, atol=5e-2)
+
+
+def outcome(layer, x, gate, scale, shortcut, backend):
+    """Output, every gradient, and the buffers after it; the same samples are dropped each time."""
+    layer = copy.deepcopy(layer).to(x.dtype)
+    inputs = [tensor.detach().clone().requires_grad_() for tensor in (x, gate, scale, shortcut)]
+    torch.manual_seed(3)
+    with use_backend(backend):
+        out = layer(*inputs)
+    weights = torch.linspace(-1, 2, out.numel()).sin().view(out.shape).to(out.dtype)
+    found = torch.autograd.grad((out * weights).sum(), [*inputs, *layer.parameters()])
+    return [out.detach(), *found, *(buffer.double() for buffer in layer.buffers())]
+
+
+class TestResidual:
+    """Batch norm, layer scale, drop path and shortcut in one pass."""
+
+    def arguments(self, size=(9, 9), batch=4):
+        x, shortcut = a_map(batch, 12, size, True), a_map(batch, 12, size, True)
+        return x, torch.rand(batch, 12), torch.rand(12) + 0.5, shortcut
+
+    @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+    @pytest.mark.parametrize("size", [(9, 9), (2, 3), (8, 8)])
+    @pytest.mark.parametrize("affine", [True, False])
+    def test_output_gradients_and_statistics(self, training, size, affine, monkeypatch):
+        layer, arguments = randomize(FeedForward(12, 3, drop_path=0.5)), self.arguments(size)
+        layer.norm = randomize(nn.BatchNorm2d(12, affine=affine))
+        layer.train(training)
+        # The samples that are dropped depend on the type in which they are drawn.
+        factor = torch.tensor([2.0, 0, 2, 0])[:, None, None, None] if training else 1
+        monkeypatch.setattr(timm.layers.drop, "drop_path", lambda x, *_: x * factor)
+        got = outcome(layer, *arguments, "triton")
+        if training:
+            same = [torch.equal(out, shortcut) for out, shortcut in zip(got[0], arguments[3], strict=True)]
+            assert same == [False, True, False, True]
+        double = [tensor.double() for tensor in arguments]
+        # The gradient of GRN's beta is zero before a batch norm: of it the reference, too, has 1.3e-5 of rounding.
+        compare(got, outcome(layer, *double, "reference"), 3e-5, least=10)
+
+    def test_a_mean_far_from_zero(self):
+        from wbmm.ops.backends.triton.residual import batch_statistics
+
+        y = torch.randn(3, 70, 5) + 1e4
+        mean, variance = batch_statistics(y)
+        torch.testing.assert_close(mean, y.double().mean((0, 1)).float())
+        expected = y.double().var((0, 1), correction=0).float()
+        # Means of about 1e4 are known to 1e-3 in float32. The mean of squares less the square of the mean would be
+        # wrong by more than the variance itself.
+        torch.testing.assert_close(variance, expected, rtol=1e-3, atol=0)
+
+    def test_it_repeats_bit_for_bit(self):
+        layer, arguments = randomize(FeedForward(12, 3, drop_path=0.5)), self.arguments()
+        first, second = (outcome(layer, *arguments, "triton") for _ in range(2))
+        assert all(map(torch.equal, first, second))
+
+    def test_one_map_is_kept(self):
+        layer, arguments = FeedForward(12, 3, drop_path=0.5), self.arguments()
+        narrow = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: narrow.append(tensor.shape) or tensor, lambda tensor: tensor
+        ):
+            from wbmm.ops.backends.triton.residual import batch_statistics, finish
+
+            y, scale = arguments[0].permute(0, 2, 3, 1).flatten(1, 2).clone().requires_grad_(), arguments[2]
+            finish(y, layer.norm.weight, layer.norm.bias, scale, y, None, batch_statistics(y), 1e-5, True, y.dtype)
+        assert narrow.count(y.shape) == 1
+
+    @pytest.mark.parametrize("name", ["norm", "drop_path"])
+    def test_a_changed_module_is_called(self, name):
+        layer, arguments = randomize(FeedForward(12, 3, drop_path=0.5)), self.arguments()
+        calls = []
+        getattr(layer, name).register_forward_hook(lambda *_: calls.append(1))
+        got = outcome(layer, *arguments, "triton")
+        assert calls == [1]
+        compare(got, [tensor.double() for tensor in outcome(layer, *arguments, "reference")], 2e-5, least=10)
+
+    def test_one_value_a_channel_is_an_error(self):
+        with use_backend("triton"), pytest.raises(ValueError, match="more than 1 value per channel"):
+            FeedForward(12)(torch.zeros(1, 12, 1, 1))
+
+    def test_second_derivatives(self):
+        layer, (x, gate, scale, shortcut) = randomize(FeedForward(12, 3)).train(), self.arguments((3, 3))
+
+        def penalty(backend):
+            inputs = [x.clone().requires_grad_(), scale.clone().requires_grad_(), layer.norm.weight]
+            with use_backend(backend):
+                out = copy.copy(layer)(inputs[0], gate, inputs[1], shortcut)
+                first = torch.autograd.grad(out.sin().sum(), inputs, create_graph=True)
+                return torch.autograd.grad(sum(grad.square().sum() for grad in first), inputs)
+
+        compare(penalty("triton"), [grad.double() for grad in penalty("reference")], 1e-3)
 
 
 FFN_LAYERS = {"training form": lambda: FeedForward(12, 3), "fused": lambda: FusedFeedForward(12, 70, 1e-6)}
@@ -318,6 +419,17 @@ class TestTheDoor:
                 got = layer(x)
         assert ("windowed", "triton") in seen
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize("shortcuts", [0, 1])
+    @pytest.mark.parametrize("bias", [True, False])
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    def test_autocast_types(self, dtype, bias, shortcuts):
+        x, tables = a_map(1, 3, (8, 8), True), tables_for((7, 7), 1, 3)
+        with torch.autocast("cpu", dtype=dtype):
+            for backend in ("triton", "reference"):
+                with use_backend(backend):
+                    out = dispatch.windowed(x, tables, (7, 7), torch.randn(3) if bias else None, shortcuts)
+                assert out.dtype == dtype, backend
 
     @pytest.mark.parametrize("padding_mode", ["zeros", "reflect", "replicate"])
     def test_paddings(self, padding_mode):

@@ -12,7 +12,7 @@ triton = pytest.importorskip("triton")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from wbmm.ops.backends.triton import ffn, windowed  # noqa: E402
+from wbmm.ops.backends.triton import ffn, residual, windowed  # noqa: E402
 
 BIN = os.path.join(os.path.dirname(triton.__file__), "backends", "nvidia", "bin")
 # By compute capability: the assembler, its name of the target, the bytes of shared memory that a program can have.
@@ -24,12 +24,17 @@ TARGETS = {
 LAYOUTS = {"channels-last": "stride_c", "contiguous": "stride_w"}  # the stride that is 1
 TYPES = {"tf32": ("fp32", "tf32"), "ieee": ("fp32", "tf32x3"), "bf16": ("bf16", "tf32x3"), "fp16": ("fp16", "tf32x3")}
 POINTERS = {"table", "local_table", "bias", "partial", "dtable", "scale", "beta", "slope", "factor"}
+POINTERS |= {"mean", "rstd", "keep", "means", "deviations", "sums", "products", "level"}
+FLAGS = ("MEAN", "FACTOR", "BIAS", "KEEP", "SHORTCUT", "NORM", "BATCH")
 FFN_KERNELS = [
     ffn.squares_kernel,
     ffn.scale_kernel,
     ffn.scale_backward_kernel,
     ffn.hidden_backward_kernel,
-    ffn.finish_kernel,
+    residual.moments_kernel,
+    residual.finish_kernel,
+    residual.sums_kernel,
+    residual.finish_backward_kernel,
 ]
 
 
@@ -126,9 +131,9 @@ def test_table_gradient(capability):
 @pytest.mark.parametrize("capability", TARGETS)
 @pytest.mark.parametrize("kernel", FFN_KERNELS, ids=lambda kernel: kernel.__name__)
 def test_feed_forward(capability, kernel):
-    meta = {**ffn.META, **{name: True for name in ("FACTOR", "BIAS", "SHORTCUT") if name in kernel.arg_names}}
+    meta = {**ffn.META, **{name: True for name in FLAGS if name in kernel.arg_names}}
     options = {"num_warps": meta.pop("num_warps")}
-    maps = [name for name in kernel.arg_names if name in ("h", "v", "dv", "y", "out", "shortcut")]
+    maps = [name for name in kernel.arg_names if name in ("h", "v", "dv", "y", "out", "shortcut", "grad", "dy")]
     for kind in ("fp32", "bf16", "fp16"):
         ptx = compiled(kernel, capability, maps, kind, meta, options)
         assert "atom." not in ptx

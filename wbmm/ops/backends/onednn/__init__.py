@@ -7,15 +7,22 @@ from torch import Tensor
 
 from wbmm.ops import reference
 from wbmm.ops.backends import LARGE_MATRIX, Backend, Call
+from wbmm.ops.backends.onednn.ffn import ffn_training
+from wbmm.ops.backends.onednn.windowed import (
+    is_convolvable,
+    pack_conv,
+    pack_kernel,
+    packed_conv2d,
+    table_to_kernel,
+    windowed_convolution,
+    windowed_training,
+)
 from wbmm.ops.kept import Kept
 from wbmm.ops.tables import Window, scales_of
 from wbmm.ops.windows import crop, pad_to_windows
 
-from .convolution import is_convolvable, pack_conv, pack_kernel, packed_conv2d, table_to_kernel, windowed_convolution
 from .ffn import ffn_inference
-from .ffn_backward import ffn_training
 from .linear import has_onednn, missing_call, pack_weight, takes_onednn
-from .windowed_backward import windowed_training
 
 __all__ = ["OneDNN"]
 
@@ -99,7 +106,7 @@ class OneDNN(Backend):
             out, bias = part if out is None else out.add_(part), None
         return crop(out, *x.shape[-2:])
 
-    def gated_ffn(self, x, fc1, grn, fc2, gate, norm, scale, shortcut, grad, kept) -> Tensor:
+    def gated_ffn(self, x, fc1, grn, fc2, gate, norm, scale, shortcut, drop_path, grad, kept) -> Tensor:
         gamma, beta, eps = grn
         if grad:
             gate = x.new_ones(x.shape[:2]) if gate is None else gate
@@ -109,12 +116,14 @@ class OneDNN(Backend):
             if scale is not None and type(norm) is nn.BatchNorm2d and norm.affine:
                 # In the norm's weight and bias the scale costs no pass over the map.
                 weights = {"weight": norm.weight * scale, "bias": norm.bias * scale}
-                return reference.finish(torch.func.functional_call(norm, weights, (out,)), None, shortcut)
-            return reference.finish(out if norm is None else norm(out), scale, shortcut)
+                return reference.finish(torch.func.functional_call(norm, weights, (out,)), None, shortcut, drop_path)
+            return reference.finish(out if norm is None else norm(out), scale, shortcut, drop_path)
         w1, w2, b2 = self._weights(fc1.weight, fc2, beta, x.shape[2] * x.shape[3], kept)
-        inside = shortcut if norm is None and scale is None else None
+        inside = shortcut if norm is None and scale is None and drop_path is None else None
         out = ffn_inference(x, gate, inside, w1, fc1.bias, gamma.flatten(), w2, b2, eps)
-        return out if inside is not None else reference.finish(out if norm is None else norm(out), scale, shortcut)
+        if inside is not None:
+            return out
+        return reference.finish(out if norm is None else norm(out), scale, shortcut, drop_path)
 
     @staticmethod
     def _weights(

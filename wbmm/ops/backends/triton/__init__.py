@@ -1,11 +1,13 @@
 """NVIDIA GPUs: kernels in Triton. `docs/gpu.md` says what of them is verified, and how."""
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 
 import torch
 import torch.nn as nn
+from timm.layers import DropPath
 from torch import Tensor
 
 from wbmm.ops import reference
@@ -26,6 +28,12 @@ TYPES = (torch.float32, torch.float16, torch.bfloat16)
 def is_interpreted() -> bool:
     """Whether Triton runs its kernels on the CPU, statement by statement: slow, for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def no_autocast(x: Tensor) -> AbstractContextManager:
+    """Autocast switched off, if there is one for the device."""
+    kind = x.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 @cache
@@ -55,7 +63,8 @@ class Triton(Backend):
 
     def can_run(self, call: Call) -> str | None:
         device = call.x.device
-        if device.type != "cuda" and not (device.type == "cpu" and is_interpreted()):
+        # On the meta device nothing runs: `dispatch.rehearse` asks what would.
+        if device.type not in ("cuda", "meta") and not (device.type == "cpu" and is_interpreted()):
             return f"it runs on an NVIDIA GPU, and the map is on {device.type}"
         why = _package_obstacle()
         if why is None and device.type == "cuda":
@@ -84,7 +93,7 @@ class Triton(Backend):
     @staticmethod
     def _gated_ffn_obstacle(call: Call) -> str | None:
         x, weight = call.x, call.weights[0]
-        if not torch.is_autocast_enabled(x.device.type) and weight.dtype is not x.dtype:
+        if reference.autocast_type(x.device) is None and weight.dtype is not x.dtype:
             return f"the map is {x.dtype}, a weight {weight.dtype}"
         if x.shape[0] > MOST_SAMPLES:
             return f"it takes at most {MOST_SAMPLES} samples, and there are {x.shape[0]}"
@@ -123,50 +132,94 @@ class Triton(Backend):
         norm: nn.Module | None,
         scale: Tensor | None,
         shortcut: Tensor | None,
+        drop_path: nn.Module | None,
         grad: bool,
         kept: object,
     ) -> Tensor:
-        with torch.cuda.device_of(x):  # Triton launches on the current device
-            return self._gated_ffn(x, fc1, grn, fc2, gate, norm, scale, shortcut, grad)
+        from .ffn import ffn
 
-    @staticmethod
-    def _gated_ffn(x, fc1, grn, fc2, gate, norm, scale, shortcut, grad: bool) -> Tensor:
-        from .ffn import ffn, finish
-
-        device, (gamma, beta, eps) = x.device.type, grn
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+        gamma, beta, eps = grn
+        dtype = reference.autocast_type(x.device) or x.dtype
         rows = reference.to_rows(x, gate)
-        size, rows = rows.shape[:3], rows.flatten(1, 2).to(dtype).contiguous()
-        with torch.autocast(device, enabled=False):
+        size, rows = rows.shape[1:3], rows.flatten(1, 2).to(dtype).contiguous()
+        with torch.cuda.device_of(x), no_autocast(x):  # Triton launches on the current device
             b1 = fc1.weight.new_zeros(fc1.out_features) if fc1.bias is None else fc1.bias
             beta = torch.zeros_like(gamma) if beta is None else beta
             w1, w2 = fc1.weight.to(dtype), fc2.weight.to(dtype)
             out = ffn(rows, w1, b1, gamma.flatten(), beta.flatten(), w2, eps)
-        affine = None if grad else _folded(norm, scale, fc2.bias)
-        if affine is not None:
-            for other in (scale, shortcut):
-                dtype = dtype if other is None else torch.promote_types(dtype, other.dtype)
-            shortcut = None if shortcut is None else shortcut.permute(0, 2, 3, 1).flatten(1, 2).contiguous()
-            return reference.from_rows(finish(out, *affine, shortcut, dtype).unflatten(1, size[1:]))
-        out = out if fc2.bias is None else out + fc2.bias.to(dtype)
-        out = reference.from_rows(out.unflatten(1, size[1:]))
-        return reference.finish(out if norm is None else norm(out), scale, shortcut)
+            return _finished(out, size, fc2.bias, norm, scale, shortcut, drop_path)
 
 
-def _folded(
-    norm: nn.Module | None, scale: Tensor | None, bias: Tensor | None
-) -> tuple[Tensor | None, Tensor | None] | None:
-    """`scale * norm(y + bias)` as a factor and a bias of y; None if the norm is more than that."""
-    factor = None
-    if norm is not None:
-        if changed_module(norm=(norm, nn.BatchNorm2d)) or norm.training or norm.running_var is None:
-            return None
-        factor = (norm.running_var + norm.eps).rsqrt()
-        bias = -norm.running_mean if bias is None else bias - norm.running_mean
-        if norm.affine:
-            factor = factor * norm.weight
-        bias = bias * factor if norm.bias is None else torch.addcmul(norm.bias, bias, factor)
-    if scale is not None:
-        factor = scale if factor is None else factor * scale
-        bias = None if bias is None else bias * scale
-    return factor, bias
+def _finished(
+    y: Tensor,
+    size: torch.Size,
+    bias: Tensor | None,
+    norm: nn.Module | None,
+    scale: Tensor | None,
+    shortcut: Tensor | None,
+    drop_path: nn.Module | None,
+) -> Tensor:
+    """`shortcut + drop_path(scale * norm(y + bias))` as a map: in one pass, but for modules that have to be called.
+
+    Args:
+        y: `[B, P, C]`; size: (H, W), P = HW.
+    """
+    from .residual import finish
+
+    if norm is not None and bias is not None:
+        y, bias = y + bias.to(y.dtype), None
+    weight = statistics = None
+    of_batch, eps = False, 0.0
+    if norm is not None and _is_plain_norm(norm, y):
+        weight, bias, eps = norm.weight, norm.bias, norm.eps
+        statistics, of_batch = _statistics(norm, y)
+    elif norm is not None:
+        y = reference.to_rows(norm(reference.from_rows(y.unflatten(1, size))), None).flatten(1, 2).contiguous()
+    added, called, keep = shortcut, None, None
+    if drop_path is not None and not changed_module(drop_path=(drop_path, DropPath)):
+        keep = _keep(drop_path, y, scale)
+    elif drop_path is not None and changed_module(drop_path=(drop_path, nn.Identity)):
+        added, called = None, drop_path
+    dtype = y.dtype
+    for other in (scale, added):
+        dtype = dtype if other is None else torch.promote_types(dtype, other.dtype)
+    rows = None if added is None else added.permute(0, 2, 3, 1).flatten(1, 2).contiguous()
+    out = finish(y, weight, bias, scale, rows, keep, statistics, eps, of_batch, dtype)
+    out = reference.from_rows(out.unflatten(1, size))
+    return out if called is None else reference.finish(out, None, shortcut, called)
+
+
+def _is_plain_norm(norm: nn.Module, y: Tensor) -> bool:
+    """Whether the kernels compute what this norm computes; otherwise it is called.
+
+    Among those that are called are batch norms over several processes, those that average over all batches so far,
+    which needs a number from the device, and one value a channel, which is an error.
+    """
+    if changed_module(norm=(norm, nn.BatchNorm2d)):
+        return False
+    learns = norm.training and norm.track_running_stats
+    return not (learns and norm.momentum is None) and y.shape[0] * y.shape[1] > 1
+
+
+def _statistics(norm: nn.BatchNorm2d, y: Tensor) -> tuple[tuple[Tensor, Tensor], bool]:
+    """Mean and variance that a batch norm uses, and whether they are of this batch; in training it learns from them."""
+    from .residual import batch_statistics
+
+    if not norm.training and norm.running_mean is not None and norm.running_var is not None:
+        return (norm.running_mean, norm.running_var), False
+    mean, variance = batch_statistics(y)
+    if norm.training and norm.track_running_stats:
+        count = y.shape[0] * y.shape[1]
+        with torch.no_grad():
+            norm.num_batches_tracked.add_(1)
+            norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), norm.momentum)
+            norm.running_var.lerp_((variance * (count / (count - 1))).to(norm.running_var.dtype), norm.momentum)
+    return (mean, variance), True
+
+
+def _keep(drop_path: DropPath, y: Tensor, scale: Tensor | None) -> Tensor | None:
+    """The factor `[B]` of each sample, drawn by the module itself, in the type of the map that it would get."""
+    if not drop_path.training or not drop_path.drop_prob:
+        return None
+    dtype = y.dtype if scale is None else torch.promote_types(y.dtype, scale.dtype)
+    return drop_path(y.new_ones((y.shape[0], 1, 1, 1), dtype=dtype)).flatten()

@@ -9,10 +9,9 @@ With `u = GELU(h + b1)` for the hidden layer `h = (gate * x) @ w1.T`, `n` the no
 | scale | h | `v = u * s + beta`, what the second product reads |
 | backward, scale | h, dv | v again, sums of `dv * u` |
 | backward, hidden | h, dv | dh in place of dv, sums of it |
-| finish | y, the shortcut | `shortcut + a * y + b`, in inference |
 
 Of the wide tensors, only h is kept for the backward pass. Sums over a map are taken in two stages without atomics.
-Arithmetic is in float32 whatever the type of h.
+Arithmetic is in float32 whatever the type of h. What follows the second product is in `residual.py`.
 """
 
 import torch
@@ -24,7 +23,10 @@ from torch import Tensor
 from wbmm.ops import reference
 from wbmm.ops.reference import LEAST_SQUARE
 
-__all__ = ["ffn", "finish"]
+from . import no_autocast
+from .launch import launch
+
+__all__ = ["META", "block", "ffn", "grid_of"]
 
 # BP positions and BF channels a program. Not tuned: the sums depend on the first.
 META = {"BP": 64, "BF": 64, "num_warps": 4}
@@ -42,7 +44,7 @@ def _gelu_gradient(x):
 
 
 @triton.jit
-def _block(positions, channels, BP: tl.constexpr, BF: tl.constexpr):
+def block(positions, channels, BP: tl.constexpr, BF: tl.constexpr):
     """Of this program: its channels and their mask, its offsets in a map `[B, P, F]` and theirs."""
     i_f, i_p, i_b = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     o_f = i_f * BF + tl.arange(0, BF)
@@ -57,7 +59,7 @@ def _block(positions, channels, BP: tl.constexpr, BF: tl.constexpr):
 @triton.jit
 def squares_kernel(h, bias, partial, positions, channels, BP: tl.constexpr, BF: tl.constexpr):
     """`partial[b, p, f]`: sums of squares of `GELU(h + bias)` over blocks of positions."""
-    o_f, m_f, o_h, m_h = _block(positions, channels, BP, BF)
+    o_f, m_f, o_h, m_h = block(positions, channels, BP, BF)
     b_bias = tl.load(bias + o_f, mask=m_f, other=0).to(tl.float32)
     b_u = _gelu(tl.load(h + o_h, mask=m_h, other=0).to(tl.float32) + b_bias[None, :])
     b_u = tl.where(m_h, b_u, 0)
@@ -68,7 +70,7 @@ def squares_kernel(h, bias, partial, positions, channels, BP: tl.constexpr, BF: 
 @triton.jit
 def scale_kernel(h, bias, scale, beta, v, positions, channels, BP: tl.constexpr, BF: tl.constexpr):
     """`v = GELU(h + bias) * scale + beta`, with a scale of each sample."""
-    o_f, m_f, o_h, m_h = _block(positions, channels, BP, BF)
+    o_f, m_f, o_h, m_h = block(positions, channels, BP, BF)
     b_bias = tl.load(bias + o_f, mask=m_f, other=0).to(tl.float32)
     b_s = tl.load(scale + tl.program_id(2) * channels + o_f, mask=m_f, other=0)
     b_beta = tl.load(beta + o_f, mask=m_f, other=0).to(tl.float32)
@@ -81,7 +83,7 @@ def scale_backward_kernel(
     h, bias, scale, beta, dv, v, partial, positions, channels, BP: tl.constexpr, BF: tl.constexpr
 ):
     """`v` once more, and sums of `dv * GELU(h + bias)` over blocks of positions."""
-    o_f, m_f, o_h, m_h = _block(positions, channels, BP, BF)
+    o_f, m_f, o_h, m_h = block(positions, channels, BP, BF)
     b_bias = tl.load(bias + o_f, mask=m_f, other=0).to(tl.float32)
     b_s = tl.load(scale + tl.program_id(2) * channels + o_f, mask=m_f, other=0)
     b_u = _gelu(tl.load(h + o_h, mask=m_h, other=0).to(tl.float32) + b_bias[None, :])
@@ -95,7 +97,7 @@ def scale_backward_kernel(
 @triton.jit
 def hidden_backward_kernel(h, bias, scale, slope, dv, partial, positions, channels, BP: tl.constexpr, BF: tl.constexpr):
     """`dh = (dv * scale + u * slope) * GELU'(h + bias)` in place of `dv`, and sums of it over blocks of positions."""
-    o_f, m_f, o_h, m_h = _block(positions, channels, BP, BF)
+    o_f, m_f, o_h, m_h = block(positions, channels, BP, BF)
     b_bias = tl.load(bias + o_f, mask=m_f, other=0).to(tl.float32)
     b_s = tl.load(scale + tl.program_id(2) * channels + o_f, mask=m_f, other=0)
     b_k = tl.load(slope + tl.program_id(2) * channels + o_f, mask=m_f, other=0)
@@ -108,34 +110,7 @@ def hidden_backward_kernel(h, bias, scale, slope, dv, partial, positions, channe
     tl.store(partial + o_s, tl.sum(b_dh, 0), mask=m_f)
 
 
-@triton.jit
-def finish_kernel(
-    y,
-    factor,
-    bias,
-    shortcut,
-    out,
-    positions,
-    channels,
-    FACTOR: tl.constexpr,
-    BIAS: tl.constexpr,
-    SHORTCUT: tl.constexpr,
-    BP: tl.constexpr,
-    BF: tl.constexpr,
-):
-    """`shortcut + factor * y + bias`, with a factor and a bias of each channel."""
-    o_f, m_f, o_h, m_h = _block(positions, channels, BP, BF)
-    b_y = tl.load(y + o_h, mask=m_h, other=0).to(tl.float32)
-    if FACTOR:
-        b_y *= tl.load(factor + o_f, mask=m_f, other=0).to(tl.float32)[None, :]
-    if BIAS:
-        b_y += tl.load(bias + o_f, mask=m_f, other=0).to(tl.float32)[None, :]
-    if SHORTCUT:
-        b_y += tl.load(shortcut + o_h, mask=m_h, other=0).to(tl.float32)
-    tl.store(out + o_h, b_y.to(out.dtype.element_ty), mask=m_h)
-
-
-def _grid(h: Tensor) -> tuple[int, int, int]:
+def grid_of(h: Tensor) -> tuple[int, int, int]:
     batch, positions, channels = h.shape
     return triton.cdiv(channels, META["BF"]), triton.cdiv(positions, META["BP"]), batch
 
@@ -149,7 +124,7 @@ def _partial(h: Tensor) -> Tensor:
 def _statistics(h: Tensor, bias: Tensor, gamma: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Norms of the channels of `GELU(h + bias)`, and the scale that GRN makes of them: `[B, F]` float32."""
     partial = _partial(h)
-    squares_kernel[_grid(h)](h, bias, partial, *h.shape[1:], **META)
+    launch(squares_kernel, grid_of(h), h, bias, partial, *h.shape[1:], writes=(partial,), **META)
     norm = partial.sum(1).clamp_min_(LEAST_SQUARE).sqrt_()
     return norm, 1 + gamma.float() * _relative(norm, eps)
 
@@ -167,39 +142,24 @@ def _norm_gradient(dratio: Tensor, norm: Tensor, eps: float) -> Tensor:
 
 def _scaled(h: Tensor, bias: Tensor, scale: Tensor, beta: Tensor) -> Tensor:
     v = torch.empty_like(h)
-    scale_kernel[_grid(h)](h, bias, scale, beta, v, *h.shape[1:], **META)
+    launch(scale_kernel, grid_of(h), h, bias, scale, beta, v, *h.shape[1:], writes=(v,), **META)
     return v
 
 
 def _scale_gradient(h: Tensor, bias: Tensor, scale: Tensor, beta: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
     """What the second product read, and the gradient of the scale."""
     v, partial = torch.empty_like(h), _partial(h)
-    scale_backward_kernel[_grid(h)](h, bias, scale, beta, dv, v, partial, *h.shape[1:], **META)
+    arguments = h, bias, scale, beta, dv, v, partial, *h.shape[1:]
+    launch(scale_backward_kernel, grid_of(h), *arguments, writes=(v, partial), **META)
     return v, partial.sum(1)
 
 
 def _hidden_gradient(h: Tensor, bias: Tensor, scale: Tensor, slope: Tensor, dv: Tensor) -> tuple[Tensor, Tensor]:
     """The gradient of h, in the memory of `dv`, and that of its bias."""
     partial = _partial(h)
-    hidden_backward_kernel[_grid(h)](h, bias, scale, slope, dv, partial, *h.shape[1:], **META)
+    arguments = h, bias, scale, slope, dv, partial, *h.shape[1:]
+    launch(hidden_backward_kernel, grid_of(h), *arguments, writes=(partial,), in_place=(dv,), **META)
     return dv, partial.sum((0, 1))
-
-
-def finish(
-    y: Tensor, factor: Tensor | None, bias: Tensor | None, shortcut: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    """`shortcut + factor * y + bias` in one pass, without gradients; all but y may be missing.
-
-    Args:
-        y: `[B, P, C]`, contiguous; shortcut: likewise.
-        factor, bias: `[C]`.
-        dtype: of the result.
-    """
-    out = torch.empty_like(y, dtype=dtype)
-    given = {"FACTOR": factor is not None, "BIAS": bias is not None, "SHORTCUT": shortcut is not None}
-    factor, bias, shortcut = (y if tensor is None else tensor for tensor in (factor, bias, shortcut))
-    finish_kernel[_grid(y)](y, factor, bias, shortcut, out, *y.shape[1:], **given, **META)
-    return out
 
 
 class _FeedForward(torch.autograd.Function):
@@ -217,7 +177,7 @@ class _FeedForward(torch.autograd.Function):
     def backward(ctx, grad):
         *inputs, h, norm = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:-1]
-        with torch.autocast(grad.device.type, enabled=False):  # it may be on for the backward pass alone
+        with no_autocast(grad):  # it may be on for the backward pass alone
             if torch.is_grad_enabled():  # the gradients are themselves to be differentiated
                 return *_plain_gradients(inputs, wanted, ctx.eps, grad), None
             return *_gradients(inputs, wanted, ctx.eps, grad.contiguous(), h, norm), None

@@ -18,10 +18,13 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.library import triton_op, wrap_triton
+from torch.library import triton_op
 
 from wbmm.ops.tables import Window, num_offsets
 from wbmm.ops.windows import grid_size, is_channels_last
+
+from . import no_autocast
+from .launch import launch
 
 __all__ = ["table_gradient", "table_product"]
 
@@ -257,11 +260,6 @@ def dot_options(x: Tensor) -> dict[str, object]:
     return {"PRECISION": "tf32" if tf32 else "tf32x3", "UPCAST": INTERPRETED and x.dtype is torch.bfloat16}
 
 
-def launch(kernel):
-    """A kernel as an operator launches it: visible to compilers, or plain in the interpreter."""
-    return kernel if INTERPRETED else wrap_triton(kernel)
-
-
 def block_rows(window: Window) -> int:
     """How many rows of a window one tile of a table's gradient has."""
     return max(1, min(window[0], TILE // window[1]))
@@ -319,23 +317,12 @@ def table_product(
         blocks = triton.cdiv(geometry[1], meta["BC"]) * triton.cdiv(wh * ww, meta["BJ"])
         return (blocks * triton.cdiv(geometry[0], meta["BN"]),)
 
-    kernel, meta = (product_kernel, PRODUCT_CONFIGS[0].kwargs) if INTERPRETED else (wrap_triton(tuned_product), {})
-    kernel[grid](
-        x,
-        table,
-        local,
-        table if bias is None else bias,
-        y,
-        *geometry,
-        WH=wh,
-        WW=ww,
-        SHORTCUTS=shortcuts,
-        LOCAL=local_table is not None,
-        BIAS=bias is not None,
-        BI=STEP,
-        **dot_options(x),
-        **meta,
-    )
+    product = {"WH": wh, "WW": ww, "SHORTCUTS": shortcuts, "LOCAL": local_table is not None, "BIAS": bias is not None}
+    meta = PRODUCT_CONFIGS[0].kwargs if INTERPRETED else {}
+    arguments = x, table, local, table if bias is None else bias, y, *geometry
+    macs = geometry[0] * geometry[1] * (wh * ww) ** 2
+    options = {"writes": (y,), "macs": macs, "wrapped": True, "BI": STEP, **product, **dot_options(x), **meta}
+    launch(tuned_product, grid, *arguments, **options)
     return y
 
 
@@ -364,13 +351,13 @@ def table_gradient(x: Tensor, grad: Tensor, window: list[int]) -> Tensor:
     splits = max(1, min(PROGRAMS // programs, triton.cdiv(windows, meta["BN"])))
     partial = x.new_empty((splits, channels, distances, positions, positions), dtype=torch.float32)
     shape = {"WH": wh, "WW": ww, "ROWS": rows}
-    launch(gradient_kernel)[(programs * splits,)](
-        x, grad, partial, *geometry, splits, **shape, **dot_options(x), **meta
-    )
+    macs = windows * channels * (positions * triton.cdiv(wh, rows)) ** 2
+    options = {"writes": (partial,), "macs": macs, "wrapped": True, **shape, **dot_options(x), **meta}
+    launch(gradient_kernel, (programs * splits,), x, grad, partial, *geometry, splits, **options)
     dtable = x.new_empty((channels, num_offsets((wh, ww))), dtype=torch.float32)
-    launch(collapse_kernel)[(triton.cdiv(dtable.shape[1], OFFSET_BLOCK), channels)](
-        partial, dtable, channels, splits, **shape, BO=OFFSET_BLOCK, BJ=triton.next_power_of_2(positions)
-    )
+    options = {"writes": (dtable,), "wrapped": True, **shape, "BO": OFFSET_BLOCK}
+    grid = triton.cdiv(dtable.shape[1], OFFSET_BLOCK), channels
+    launch(collapse_kernel, grid, partial, dtable, channels, splits, BJ=triton.next_power_of_2(positions), **options)
     return dtable
 
 
@@ -385,7 +372,7 @@ def _product_gradients(ctx, grad):
     x, table, local_table = ctx.saved_tensors
     wanted, (wh, ww) = ctx.needs_input_grad, ctx.window
     dx = dtable = dlocal = dbias = None
-    with torch.autocast(grad.device.type, enabled=False):  # it may be on for the backward pass alone
+    with no_autocast(grad):  # it may be on for the backward pass alone
         if wanted[0]:
             local = None if local_table is None else local_table.flip(1)
             dx = table_product(_as(grad, x), table.flip(1), local, None, ctx.window, ctx.shortcuts)
@@ -411,7 +398,7 @@ def _gradient_gradients(ctx, dtable):
     """`table_gradient` is linear in either map, and its adjoint is the product with a table."""
     x, grad = ctx.saved_tensors
     wanted = ctx.needs_input_grad
-    with torch.autocast(grad.device.type, enabled=False):
+    with no_autocast(grad):
         dx = table_product(_as(grad, x), dtable.flip(1), None, None, ctx.window) if wanted[0] else None
         dgrad = table_product(x, dtable, None, None, ctx.window) if wanted[1] else None
     return dx, dgrad, None

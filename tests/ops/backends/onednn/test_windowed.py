@@ -6,8 +6,8 @@ import torch
 from wbmm.layers import HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
 from wbmm.ops import expand_hierarchical, expand_table, num_offsets, reference
 from wbmm.ops.backends import onednn
-from wbmm.ops.backends.onednn import convolution, windowed_backward
-from wbmm.ops.backends.onednn.windowed_backward import windowed_training
+from wbmm.ops.backends.onednn import windowed
+from wbmm.ops.backends.onednn.windowed import windowed_training
 from wbmm.ops.tables import collapse_hierarchical, collapse_matrix
 
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channels_last}
@@ -52,7 +52,7 @@ def test_other_padding(padding_mode):
 
 @pytest.mark.parametrize("tables", [1, 2])
 def test_table_gradients_for_one_channel_at_a_time(tables, monkeypatch):
-    monkeypatch.setattr(windowed_backward, "BLOCK_BYTES", 0)
+    monkeypatch.setattr(windowed, "BLOCK_BYTES", 0)
     compare(leaves((9, 13), (4, 6), tables), (4, 6))
 
 
@@ -60,12 +60,8 @@ def test_table_gradients_for_one_channel_at_a_time(tables, monkeypatch):
 @pytest.mark.parametrize(("window", "size"), [((10, 10), (20, 30)), ((10, 12), (13, 9))])
 def test_large_windows_are_convolved(window, size, layout, monkeypatch):
     """In float32, where oneDNN convolves, against float64."""
-    calls = []
-    monkeypatch.setattr(
-        windowed_backward,
-        "windowed_convolution",
-        lambda *args: calls.append(1) or convolution.windowed_convolution(*args),
-    )
+    calls, convolve = [], windowed.windowed_convolution
+    monkeypatch.setattr(windowed, "windowed_convolution", lambda *args: calls.append(1) or convolve(*args))
     inputs = leaves(size, window, 1, torch.float32, layout)
     results = [windowed_training(inputs[0], inputs[1:], window, shortcuts=1)]
     double = [tensor.detach().double().requires_grad_() for tensor in inputs]
