@@ -157,6 +157,11 @@ def test_detection(path):
         assert cropped[1].crop_size == (384, 600)
 
 
+@pytest.mark.parametrize("path", SEGMENTATION + DETECTION, ids=lambda path: path.stem)
+def test_gradients_are_bounded(path):
+    assert Config.fromfile(path).optim_wrapper.clip_grad == {"max_norm": 35}
+
+
 def test_sync_bn_becomes_bn_in_place():
     cfg = Config.fromfile(SEGMENTATION[0])
     without_sync_bn(cfg.model)

@@ -21,7 +21,7 @@ from wbmm.mm import register as hooks
 from wbmm.mm.build import build_segmentor, load_mm_config, prepare_device
 from wbmm.mm.check_data import check_segmentation_data
 from wbmm.mm.loading import CLASSIFIERS, describe_misfit
-from wbmm.mm.mm_checkpoint import MMCheckpoint, read_checkpoint
+from wbmm.mm.mm_checkpoint import MMCheckpoint, read_mm_checkpoint
 from wbmm.mm.runner import add_test_arguments, add_train_arguments, multi_scale_pipeline, run_testing
 from wbmm.mm.tools import evaluate_tool, train_tool
 
@@ -81,6 +81,21 @@ def test_the_loss_falls(trained):
     assert (folder / f"iter_{ITERATIONS}.pth").is_file()
     assert list(folder.glob("best_mIoU_iter_*.pth"))
     assert not list(folder.glob(".*"))  # no temporary file
+
+
+def test_the_gradient_applied_is_bounded(config, tmp_path, monkeypatch):
+    applied, step = [], torch.optim.AdamW.step
+
+    def note(self, *args, **kwargs):
+        gradients = [p.grad for group in self.param_groups for p in group["params"] if p.grad is not None]
+        applied.append(torch.nn.utils.get_total_norm(gradients).item())
+        return step(self, *args, **kwargs)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", note)
+    options = ["--cfg-options", "model.decode_head.loss_decode.loss_weight=1e6", "train_cfg.max_iters=2"]
+    assert train_tool("seg", [str(config), "--work-dir", str(tmp_path), *options]) == 0
+    assert applied == pytest.approx([35, 35], rel=1e-3)
+    assert next(line for line in logged(tmp_path)[-1] if "grad_norm" in line)["grad_norm"] > 1e4
 
 
 def test_resuming_continues_where_the_run_was(trained, config, watched, tmp_path, monkeypatch):
@@ -177,7 +192,7 @@ def test_another_ignored_label(data, tmp_path, capsys):
 def test_reparam_touches_the_backbone_alone(trained, tmp_path, capsys):
     checkpoint = trained[0] / f"iter_{ITERATIONS}.pth"
     assert cli.main(["reparam", str(checkpoint), str(tmp_path / "fused.pth")]) == 0
-    before, after = read_checkpoint(checkpoint), read_checkpoint(tmp_path / "fused.pth")
+    before, after = read_mm_checkpoint(checkpoint), read_mm_checkpoint(tmp_path / "fused.pth")
     heads = {key: value for key, value in before["state_dict"].items() if not key.startswith("backbone.")}
     for key, value in heads.items():
         torch.testing.assert_close(after["state_dict"][key], value, rtol=0, atol=0)
@@ -210,7 +225,7 @@ def test_sizes(trained, config, mode):
 
 def test_a_released_segmentor_loads(trained, config, tmp_path):
     """Its names, around the weights of this run; a classifier's names for the head as mmseg has always had them."""
-    state_dict = read_checkpoint(trained[0] / f"iter_{ITERATIONS}.pth")["state_dict"]
+    state_dict = read_mm_checkpoint(trained[0] / f"iter_{ITERATIONS}.pth")["state_dict"]
     torch.save({"state_dict": released_names(state_dict), "meta": {"CLASSES": ["a"]}}, tmp_path / "released.pth")
     model = build_segmentor(config, tmp_path / "released.pth")
     torch.testing.assert_close(dict(model.state_dict()), dict(state_dict))
@@ -329,7 +344,7 @@ class TestErrors:
         self.fails(capsys, config, tmp_path / "a", "--cfg-options cannot be applied", *options)
 
     def test_load_from(self, trained, config, tmp_path, capsys):
-        contents = read_checkpoint(trained[0] / f"iter_{ITERATIONS}.pth")
+        contents = read_mm_checkpoint(trained[0] / f"iter_{ITERATIONS}.pth")
         torch.save(MMCheckpoint(contents).fuse()[0], tmp_path / "fused.pth")
         options = ["--cfg-options", f"load_from={tmp_path / 'fused.pth'}"]
         self.fails(capsys, config, tmp_path / "a", "fused (compact form), from which no training can start", *options)
@@ -350,7 +365,7 @@ class TestErrors:
         text = self.fails(capsys, other, tmp_path / "b", message, "--cfg-options", f"load_from={file}")
         assert text.endswith("name the file in model.backbone.init_cfg.checkpoint")
         own = build_segmentor(load_mm_config(config, {"model.decode_head.num_classes": 149})).state_dict()
-        given = read_checkpoint(file)["state_dict"]
+        given = read_mm_checkpoint(file)["state_dict"]
         assert describe_misfit(own, given).startswith(
             "decode_head.conv_seg.weight is (150, 64, 1, 1) in the file and (149"
         )
@@ -361,7 +376,7 @@ class TestErrors:
         options = ["--cfg-options", "model.decode_head.num_classes=149"]
         assert evaluate_tool("seg", [str(config), str(checkpoint), "--work-dir", str(tmp_path), *options]) == 1
         assert "decode_head.conv_seg.weight is (150, 64, 1, 1) in the file and (149" in capsys.readouterr().err
-        torch.save(MMCheckpoint(read_checkpoint(checkpoint)).fuse()[0], tmp_path / "fused.pth")
+        torch.save(MMCheckpoint(read_mm_checkpoint(checkpoint)).fuse()[0], tmp_path / "fused.pth")
         options = ["--resume", str(tmp_path / "fused.pth")]
         self.fails(
             capsys, config, tmp_path / "a", "no checkpoint of a run that could continue; it has no opt", *options

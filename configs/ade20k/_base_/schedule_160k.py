@@ -5,6 +5,7 @@ optim_wrapper = dict(
     optimizer=dict(type="AdamW", lr=1e-4, betas=(0.9, 0.999), weight_decay=0.05),
     constructor="WBMMLayerDecay",
     paramwise_cfg=dict(decay_rate=1.0, groups=9),
+    clip_grad=dict(max_norm=35),  # for single bad batches: averages in small runs were below 30
 )
 param_scheduler = [
     dict(type="LinearLR", start_factor=1e-6, by_epoch=False, begin=0, end=1500),
