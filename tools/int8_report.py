@@ -5,7 +5,7 @@ python tools/int8_report.py runs/compare-digits/wbmm_a-seed0 runs/compare-fashio
 
 import sys
 
-from wbmm.deploy.quantize.int8_page import main
+from wbmm.bench.int8_page import main
 
 RESULTS = "docs/results/int8.md"
 

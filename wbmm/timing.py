@@ -23,6 +23,16 @@ class Timing:
     def best(self) -> float:
         return min(self.seconds)
 
+    @property
+    def low(self) -> float:
+        """The lower quartile; the least of fewer than four."""
+        return self.best if len(self.seconds) < 4 else statistics.quantiles(self.seconds, n=4)[0]
+
+    @property
+    def high(self) -> float:
+        """The upper quartile; the most of fewer than four."""
+        return max(self.seconds) if len(self.seconds) < 4 else statistics.quantiles(self.seconds, n=4)[2]
+
 
 def remove_outliers(seconds: list[float]) -> list[float]:
     """Drop what lies more than 1.5 interquartile ranges outside the quartiles."""

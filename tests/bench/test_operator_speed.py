@@ -1,15 +1,16 @@
 """The operator benchmark: which rows a table has, that the clock ranks them right, and that a killed run goes on."""
 
 import argparse
-import json
 import time
+from dataclasses import asdict
 
 import pytest
 import torch
 
 from wbmm import cli
 from wbmm.bench import operator_speed
-from wbmm.bench.operator_speed import append, measure, plan, read_log, records
+from wbmm.bench.log import Entry, read_log
+from wbmm.bench.operator_speed import measure, plan, records
 from wbmm.bench.operators import Case, Operator, operators, paper_figures
 
 CASE = Case(batch=2, map=14, channels=4, dtype="float32", layout="nchw", mode="forward", device="cpu")
@@ -28,7 +29,7 @@ def fake(seconds, name="fake", why=None):
 
 def test_operators_of_known_cost_are_ranked_right():
     rows = [fake(0.03, "slow"), fake(0.0, "fast"), fake(0.01, "middle")]
-    found = measure(CASE, rows, runs=2, rounds=3)
+    found = {name: result["seconds"] for name, result in measure(CASE, rows, runs=2, rounds=3).items()}
     assert [len(runs) for runs in found.values()] == [2, 2, 2]
     assert max(found["fast 1x1"]) < min(found["middle 1x1"]) < max(found["middle 1x1"]) < min(found["slow 1x1"])
     assert found["slow 1x1"][0] == pytest.approx(0.03, rel=0.9)
@@ -56,8 +57,8 @@ def test_why_an_operator_does_not_run():
 
 
 def test_out_of_memory_is_a_cell_without_a_figure(monkeypatch):
-    monkeypatch.setattr(operator_speed, "_free_memory", lambda: 0)
-    assert measure(CASE, [fake(0.0)], 1, 1) == {"fake 1x1": "out of memory: 0.0 GB"}
+    monkeypatch.setattr(operator_speed, "available_memory", lambda: 0)
+    assert measure(CASE, [fake(0.0)], 1, 1) == {"fake 1x1": {"why_not": "out of memory: 0.0 GB"}}
 
 
 def test_an_error_of_the_allocator_is_a_cell_too_and_any_other_is_raised():
@@ -68,8 +69,8 @@ def test_an_error_of_the_allocator_is_a_cell_too_and_any_other_is_raised():
         return Operator("fails", 1, lambda case: [torch.zeros(1)], call, lambda case: None, lambda case: 0)
 
     found = measure(CASE, [fails("CUDA out of memory. Tried to allocate 3 GiB"), fake(0.0)], 1, 1)
-    assert found["fails 1x1"].startswith("out of memory: CUDA out of memory")
-    assert isinstance(found["fake 1x1"], list)
+    assert found["fails 1x1"]["why_not"].startswith("out of memory: CUDA out of memory")
+    assert len(found["fake 1x1"]["seconds"]) == 1
     with pytest.raises(RuntimeError, match="something else"):
         measure(CASE, [fails("something else")], 1, 1)
 
@@ -90,26 +91,35 @@ def test_a_run_that_was_stopped_goes_on_with_nothing_lost_or_doubled(tmp_path, c
         file.write('{"batch": 2, "map": 14, "chan')  # what a kill in the middle of a line leaves
     assert cli.main(argv) == 0
     assert calls == [7, 14, 14]
-    lines = [line for line in (tmp_path / "op.jsonl").read_text().splitlines() if line.endswith("}")]
-    keys = [(json.loads(line)["map"], json.loads(line)["operator"]) for line in lines]
-    assert len(keys) == len(set(keys)) == 2 * len(operators())
+    cells = [entry.cell.get("map") for entry in read_log(tmp_path / "op.jsonl")]
+    assert cells == [None, 7, 14], "the limits, then each map once"
     assert cli.main(argv) == 0
     assert calls == [7, 14, 14]
-    assert "DW-Std 5x5" in capsys.readouterr().out
+    captured = capsys.readouterr()
+    assert "DW-Std 5x5" in captured.out
+    assert "3 of 3 cells were measured before" in captured.err
     assert (tmp_path / "op.csv").read_text().startswith("model,batch,map")
+    assert cli.main([*argv, "--fresh"]) == 0
+    assert calls == [7, 14, 14, 7, 14]
+    assert len(read_log(tmp_path / "op.jsonl")) == 3
 
 
-def test_what_is_appended_is_read_again(tmp_path):
-    log = tmp_path / "op.jsonl"
-    append(log, CASE, {"a": [1.0, 2.0], "b": "no reason"})
-    assert read_log(log) == {CASE: {"a": [1.0, 2.0], "b": "no reason"}}
-    assert read_log(tmp_path / "none") == {}
+def test_what_an_operator_has_to_compute_and_to_move():
+    rows = {row.name: row for row in operators()}
+    case = Case(batch=2, map=15, channels=4, dtype="bfloat16", layout="nchw", mode="forward", device="cpu")
+    maps = 2 * 2 * 4 * 15 * 15 * 2
+    assert rows["DW-Std 5x5"].macs(case) == 2 * 4 * 15 * 15 * 25
+    assert rows["WBMM-C 7x7"].macs(case) == 2 * 4 * 9 * 49 * 49, "nine windows, the last ones padded"
+    assert rows["DW-Std 5x5"].least_bytes(case) == maps + 4 * 25 * 2
+    assert rows["WBMM-C 7x7"].least_bytes(case) == maps + 4 * 49 * 49 * 2
+    assert rows["WBMM-NC 7x7"].least_bytes(case) == maps + 4 * 13 * 13 * 2
 
 
 def test_the_papers_figures_stand_beside_its_own_operators_alone():
     case = Case(128, 56, 256, "float32", "nchw", "forward", "cpu")
     rows = operators()
-    found = {row["model"]: row for row in records({case: {row.name: [2.0] for row in rows}}, rows)}
+    entry = Entry("op", asdict(case), {row.name: {"seconds": [2.0]} for row in rows})
+    found = {row["model"]: row for row in records([entry], rows)}
     assert found["WBMM-C 14x14"]["paper_ratio"] == pytest.approx(63 / 31)
     assert found["WBMM-C 14x14"]["images_per_s"] == 64
     assert "paper_ratio" not in found["WBMM 7x7 (tiled)"]
@@ -126,10 +136,10 @@ def test_small_cells_come_first():
 
 def test_the_budget_leaves_cells_out_and_a_dry_run_measures_nothing(capsys, monkeypatch):
     assert cli.main(["bench", "op", *SMALL, "--budget", "0"]) == 0
-    assert "2 cells were left out" in capsys.readouterr().err
+    assert "3 cells were left out" in capsys.readouterr().err
     monkeypatch.setattr(operator_speed, "measure", lambda *args: pytest.fail("nothing is measured"))
     assert cli.main(["bench", "op", *SMALL, "--dry-run"]) == 0
-    assert "batch 2, 14x14" in capsys.readouterr().out
+    assert "batch 2, map 14, channels 4" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

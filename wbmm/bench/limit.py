@@ -1,8 +1,9 @@
-"""The machine's limit in multiply-adds a second: the fastest of several matrix products."""
+"""The machine's limits: multiply-adds a second of the fastest matrix product, and bytes a second of a copy."""
 
 import copy
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 import torch.nn as nn
@@ -14,11 +15,12 @@ from wbmm.timing import Timing
 from .results import Record
 from .setting import Setting
 
-__all__ = ["Shape", "add_shares", "count_gmacs", "ffn_shapes", "limit", "product_calls"]
+__all__ = ["LIMITS", "Shape", "add_shares", "count_gmacs", "ffn_shapes", "limit", "measure_limits", "product_calls"]
 
 Shape = tuple[int, int, int]  # rows, inputs, outputs
 
 COMMON = ((1024, 1024, 1024), (2048, 2048, 2048), (4096, 512, 2048))
+COPIED = 2**27  # bytes, more than a cache holds
 MACS_A_CALL = 1e9  # smaller products are repeated, or the clock and the wake-up of threads would count
 
 
@@ -54,6 +56,26 @@ def _call(shape: Shape, setting: Setting) -> Callable[[], None]:
             linear(x, weight, bias)
 
     return call
+
+
+def measure_limits(setting: Setting, rounds: int) -> dict[str, dict[str, object]]:
+    """Seconds of common products and of a copy, with the multiply-adds or bytes of each: a roofline's two limits."""
+    products = {_product_name(shape): (shape, _call(shape, setting)) for shape in COMMON}
+    source = torch.zeros(COPIED // setting.product_dtype.itemsize, device=setting.device, dtype=setting.product_dtype)
+    calls = {name: call for name, (_, call) in products.items()} | {
+        "copy": partial(torch.empty_like(source).copy_, source)
+    }
+    timings = setting.time(calls, "limits, rounds", rounds, warmup=1)
+    work = {name: {"macs": math.prod(shape) * _repeats(shape)} for name, (shape, _) in products.items()}
+    work["copy"] = {"bytes": 2 * COPIED}  # read and written
+    return {name: {"seconds": list(timing.seconds), **work[name]} for name, timing in timings.items()}
+
+
+def _product_name(shape: Shape) -> str:
+    return f"product {shape[0]}x{shape[1]} by {shape[1]}x{shape[2]}"
+
+
+LIMITS = ("copy", *map(_product_name, COMMON))
 
 
 def limit(timings: dict[Shape, Timing]) -> tuple[float, Shape]:

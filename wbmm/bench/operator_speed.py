@@ -1,43 +1,39 @@
 """`wbmm bench op`: the operator alone against depthwise convolutions, as in the paper's operator table.
 
 Every cell is one batch size and one map size. All operators of a cell take turns in every round, and each cell is
-measured in several independent runs. Results are appended to a file as they come, so a run that was stopped continues
-where it was.
+measured in several independent runs. The machine's limits, a product and a copy, are measured in the same run. Results
+are appended to a file as they come, so a run that was stopped continues where it was.
 """
 
 import argparse
-import json
-import re
 import shlex
-import statistics
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from wbmm.handler import is_out_of_memory
 from wbmm.io.atomic import write_text
-from wbmm.machine import PRECISIONS, check_device, machine_facts, measured_line, set_precision
+from wbmm.machine import PRECISIONS, available_memory, check_device, machine_facts, measured_line, set_precision
 from wbmm.text import first_line, render_table
 from wbmm.timing import time_interleaved
 
+from .limit import LIMITS, measure_limits
+from .log import Cell, Entry, Result, RunLog, add_log_arguments, plan_text, run_cells
 from .operators import BASELINE, DTYPES, LAYOUTS, MODES, Case, Operator, operators, paper_figures
-from .results import to_csv
+from .results import Record, to_csv
+from .setting import Setting
 
-__all__ = ["append", "measure", "plan", "read_log", "records", "run"]
+__all__ = ["measure", "plan", "records", "run"]
 
 EXAMPLE = "wbmm bench op --quick --out results/op"
 CHANNELS = 256
 BATCHES, MAPS = (4, 16, 64, 128, 256), (7, 14, 28, 56, 112, 224)
-QUICK_BATCHES, QUICK_MAPS, QUICK_RUNS = (4, 16), (7, 14, 28, 56), 3
-LOG, NONE = "op.jsonl", "--"
+QUICK_BATCHES, QUICK_MAPS, QUICK_RUNS, QUICK_ROUNDS = (4, 16), (7, 14, 28, 56), 3, 5
+NONE = "--"
 LEAST_S = 0.02  # an operator that takes less is called several times in a row
-
-Measured = dict[Case, dict[str, list[float] | str]]  # seconds a call in each run, or why it did not run
-Record = dict[str, object]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,12 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--compile", action="store_true", help="compiled rows as well")
     parser.add_argument("--runs", type=int, default=5, help="independent runs of each cell (default: 5)")
     parser.add_argument("--rounds", type=int, default=10, help="of each run (default: 10)")
-    parser.add_argument("--quick", action="store_true", help="small batches and maps, 3 runs: minutes on 2 cores")
-    parser.add_argument("--budget", type=float, metavar="MINUTES", help="start no cell after this time")
-    parser.add_argument("--dry-run", action="store_true", help="what would run and how much memory it needs")
+    parser.add_argument(
+        "--quick", action="store_true", help="small batches and maps, 3 runs of 5 rounds: minutes on 2 cores"
+    )
+    add_log_arguments(parser)
     parser.add_argument("--device", default="cpu")
     parser.add_argument(
-        "--out", type=Path, metavar="DIR", help=f"where {LOG}, op.csv and op.md go; a second call goes on"
+        "--out", type=Path, metavar="DIR", help="where op.jsonl, op.csv and op.md go; a second call goes on"
     )
     parser.add_argument("--markdown", action="store_true")
 
@@ -64,34 +61,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     _check(args)
     set_precision(args.precision)
-    cases, rows = plan(args), operators(args.compile)
+    rows, cases = operators(args.compile), plan(args)
+    log = RunLog(args.out, "op", _command(args), args.device, args.fresh)
+    cells = [_cell(case, rows, args) for case in cases]
     if args.dry_run:
-        print(render_table(("cell", "operators", "most memory, GB"), [_planned(case, rows) for case in cases]))
+        needs = {str(cell): _most_memory(case, rows) for cell, case in zip(cells, cases, strict=True)}
+        print(plan_text(cells, log, most_memory_GB=lambda cell: needs[str(cell)]))
         return 0
-    log = None if args.out is None else args.out / LOG
-    done = {} if log is None else read_log(log)
-    started = time.monotonic()
-    measured = {}
-    for number, case in enumerate(cases, 1):
-        seconds = done.get(case, {})
-        todo = [row for row in rows if row.name not in seconds]
-        if todo and args.budget is not None and time.monotonic() - started > 60 * args.budget:
-            print(f"--budget {args.budget:g}: {len(cases) - number + 1} cells were left out", file=sys.stderr)
-            break
-        if todo:
-            print(f"{number}/{len(cases)}: {_describe(case)}", file=sys.stderr, flush=True)
-            new = measure(case, todo, args.runs, args.rounds)
-            seconds = {**seconds, **new}
-            if log is not None:
-                append(log, case, new)
-        measured[case] = seconds
-    return _present(args, measured, rows)
+    limits = [_limits_cell(args, dtype) for dtype in args.dtype]
+    entries = run_cells([*limits, *cells], log, args.budget)
+    return _present(args, [entry for entry in entries if "map" in entry.cell], rows)
 
 
 def _check(args: argparse.Namespace) -> None:
     if args.quick:
         args.batch, args.map = args.batch or list(QUICK_BATCHES), args.map or list(QUICK_MAPS)
-        args.runs = min(args.runs, QUICK_RUNS)
+        args.runs, args.rounds = min(args.runs, QUICK_RUNS), min(args.rounds, QUICK_ROUNDS)
     args.batch, args.map = args.batch or list(BATCHES), args.map or list(MAPS)
     for name in ("channels", "runs", "rounds"):
         if getattr(args, name) < 1:
@@ -117,9 +102,15 @@ def plan(args: argparse.Namespace) -> list[Case]:
     return sorted(cases, key=Case.bytes)
 
 
-def _describe(case: Case) -> str:
-    what = MODES[case.mode]
-    return f"batch {case.batch}, {case.map}x{case.map}, {case.dtype}, {case.layout}, {what}"
+def _cell(case: Case, rows: list[Operator], args: argparse.Namespace) -> Cell:
+    values = {**asdict(case), "precision": args.precision}
+    return Cell(values, [row.name for row in rows], partial(measure, case, rows, args.runs, args.rounds))
+
+
+def _limits_cell(args: argparse.Namespace, dtype: str) -> Cell:
+    setting = Setting(args.device, dtype, precision=args.precision)
+    values = {"limits": True, "dtype": dtype, "device": args.device, "precision": args.precision}
+    return Cell(values, LIMITS, partial(measure_limits, setting, args.rounds))
 
 
 def memory(case: Case, row: Operator) -> int:
@@ -127,23 +118,22 @@ def memory(case: Case, row: Operator) -> int:
     return (4 if case.mode == "training" else 2) * case.bytes() + row.extra_bytes(case)
 
 
-def _planned(case: Case, rows: list[Operator]) -> list[str]:
-    able = [row for row in rows if row.why_not(case) is None]
-    return [_describe(case), str(len(able)), f"{max(memory(case, row) for row in able) / 1e9:.2f}"]
+def _most_memory(case: Case, rows: list[Operator]) -> str:
+    return f"{max(memory(case, row) for row in rows if row.why_not(case) is None) / 1e9:.2f}"
 
 
-def measure(case: Case, rows: list[Operator], runs: int, rounds: int) -> dict[str, list[float] | str]:
+def measure(case: Case, rows: list[Operator], runs: int, rounds: int) -> dict[str, Result]:
     """Seconds a call of each operator in each run; a sentence for one that cannot run here."""
-    result: dict[str, list[float] | str] = {}
+    result: dict[str, Result] = {}
     able = []
     for row in rows:
         why = row.why_not(case)
-        if why is None and case.device == "cpu" and memory(case, row) > _free_memory():
+        if why is None and case.device == "cpu" and memory(case, row) > available_memory():
             why = f"out of memory: {memory(case, row) / 1e9:.1f} GB"
         if why is None:
             able.append(row)
         else:
-            result[row.name] = why
+            result[row.name] = {"why_not": why}
     for _ in range(runs):
         calls, repeats = {}, {}
         for row in able:
@@ -152,11 +142,12 @@ def measure(case: Case, rows: list[Operator], runs: int, rounds: int) -> dict[st
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
-                result[row.name] = f"out of memory: {first_line(error)[:200]}"
+                result[row.name] = {"why_not": f"out of memory: {first_line(error)[:200]}"}
         able = [row for row in able if row.name in calls]
         timings = time_interleaved(calls, rounds=rounds, warmup=1, device=case.device)
-        for name, timing in timings.items():
-            result.setdefault(name, []).append(timing.median / repeats[name])
+        for row in able:
+            found = result.setdefault(row.name, {"seconds": [], "macs": row.macs(case), "bytes": row.least_bytes(case)})
+            found["seconds"].append(timings[row.name].median / repeats[row.name])
     return result
 
 
@@ -179,60 +170,25 @@ def _prepare(case: Case, row: Operator) -> tuple[Callable[[], None], int]:
     return (lambda: [once() for _ in range(repeats)]), repeats
 
 
-def _free_memory() -> int:
-    """Bytes that can be taken without swapping; no limit where the system does not tell."""
-    info = Path("/proc/meminfo")
-    found = re.search(r"MemAvailable:\s+(\d+) kB", info.read_text()) if info.is_file() else None
-    return int(found[1]) * 1024 if found else sys.maxsize
-
-
-def append(log: Path, case: Case, measured: dict[str, list[float] | str]) -> None:
-    """Adds what a cell gave, one line for each operator."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    cut_off = log.is_file() and not log.read_bytes().endswith(b"\n")  # a kill in the middle of a line
-    with open(log, "a", encoding="utf-8") as file:
-        file.write("\n" if cut_off and log.stat().st_size else "")
-        for name, value in measured.items():
-            file.write(json.dumps({**asdict(case), "operator": name, "seconds": value}) + "\n")
-
-
-def read_log(log: Path) -> Measured:
-    """What was measured before; a line that was cut off by a kill is left out, and its operator measured again."""
-    found: Measured = {}
-    if not log.is_file():
-        return found
-    for line in log.read_text(encoding="utf-8").splitlines():
-        try:
-            values = json.loads(line)
-            name, seconds = values.pop("operator"), values.pop("seconds")
-            found.setdefault(Case(**values), {})[name] = seconds
-        except (json.JSONDecodeError, KeyError, TypeError, AttributeError):
-            continue
-    return found
-
-
-def records(measured: Measured, rows: list[Operator]) -> list[Record]:
+def records(entries: list[Entry], rows: list[Operator]) -> list[Record]:
     """A row for each operator and cell: images a second, their spread over the runs, the ratio, and the paper's."""
     paper, result = paper_figures(), []
-    for case, seconds in measured.items():
-        speed = {name: case.batch / statistics.median(s) for name, s in seconds.items() if isinstance(s, list)}
+    for entry in entries:
+        batch, side = entry.cell["batch"], entry.cell["map"]
+        base = entry.timing(BASELINE)
         for row in rows:
-            value = seconds.get(row.name)
-            record: Record = {"model": row.name, **asdict(case)}
-            if isinstance(value, list):
-                record |= {
-                    "images_per_s": speed[row.name],
-                    "low": case.batch / max(value),
-                    "high": case.batch / min(value),
-                }
-                if BASELINE in speed:
-                    record["ratio"] = speed[row.name] / speed[BASELINE]
+            timing = entry.timing(row.name)
+            record: Record = {"model": row.name, **entry.cell}
+            if timing is None:
+                record["why_not"] = entry.results[row.name]["why_not"]
             else:
-                record["why_not"] = value
-            key = (row.method, row.size, case.batch, case.map)
-            base = ("DW-Std", 5, case.batch, case.map)
-            if not row.suffix and case.mode == "forward" and key in paper and base in paper:
-                record |= {"paper_images_per_s": paper[key], "paper_ratio": paper[key] / paper[base]}
+                speeds = (timing.median, max(timing.seconds), min(timing.seconds))
+                record |= {key: batch / s for key, s in zip(("images_per_s", "low", "high"), speeds, strict=True)}
+                if base is not None:
+                    record["ratio"] = base.median / timing.median
+            key, base_key = (row.method, row.size, batch, side), ("DW-Std", 5, batch, side)
+            if not row.suffix and entry.cell["mode"] == "forward" and key in paper and base_key in paper:
+                record |= {"paper_images_per_s": paper[key], "paper_ratio": paper[key] / paper[base_key]}
             result.append(record)
     return result
 
@@ -246,7 +202,7 @@ def table_text(measured: list[Record], markdown: bool = False) -> str:
         sides = sorted({record["map"] for record in cells})
         names = list(dict.fromkeys(record["model"] for record in cells))
         by = {(record["model"], record["map"]): record for record in cells}
-        lines = [[name, *(_cell(by.get((name, side), {})) for side in sides)] for name in names]
+        lines = [[name, *(_figure(by.get((name, side), {})) for side in sides)] for name in names]
         batch, dtype, layout, mode, *_ = group
         what = MODES[mode]
         title = f"Batch {batch}, {dtype}, {layout}, {what}: images/s (ratio to {BASELINE})"
@@ -254,15 +210,15 @@ def table_text(measured: list[Record], markdown: bool = False) -> str:
     return "\n\n".join(parts)
 
 
-def _cell(record: Record) -> str:
+def _figure(record: Record) -> str:
     if "images_per_s" not in record:
         return NONE
     ratio = f" ({record['ratio']:.2f}x)" if "ratio" in record else ""
     return f"{record['images_per_s']:.4g}{ratio}"
 
 
-def _present(args: argparse.Namespace, measured: Measured, rows: list[Operator]) -> int:
-    found = records(measured, rows)
+def _present(args: argparse.Namespace, entries: list[Entry], rows: list[Operator]) -> int:
+    found = records(entries, rows)
     print(table_text(found, args.markdown))
     facts = machine_facts(args.device)
     note = (
@@ -271,13 +227,13 @@ def _present(args: argparse.Namespace, measured: Measured, rows: list[Operator])
         "made anew; WBMM (backend) is the same operator as this package computes it."
     )
     print(f"\n{note}\n{measured_line(facts)}")
-    for name, why in _left_out(measured).items():
+    for name, why in _left_out(entries).items():
         print(f"{NONE} {name}: {why}")
     if args.out is not None:
         page = f"# wbmm bench op\n\n{table_text(found, markdown=True)}\n\n{note}\n\n{measured_line(facts)}\n"
         write_text(args.out / "op.md", f"{page}\n```sh\n{_command(args)}\n```\n")
         write_text(args.out / "op.csv", to_csv([record | facts for record in found]))
-        print(f"written to {args.out}: {LOG}, op.csv, op.md")
+        print(f"written to {args.out}: op.jsonl, op.csv, op.md")
     return 0
 
 
@@ -289,10 +245,10 @@ def _command(args: argparse.Namespace) -> str:
     return shlex.join(["wbmm", "bench", "op", *words, *(["--compile"] if args.compile else [])])
 
 
-def _left_out(measured: Measured) -> dict[str, str]:
+def _left_out(entries: list[Entry]) -> dict[str, str]:
     """Operators that ran in no cell, and the reason that the last one gave."""
     reasons: dict[str, str] = {}
-    ran = {name for cell in measured.values() for name, value in cell.items() if isinstance(value, list)}
-    for cell in measured.values():
-        reasons |= {name: value for name, value in cell.items() if isinstance(value, str) and name not in ran}
+    ran = {name for entry in entries for name, result in entry.results.items() if "seconds" in result}
+    for entry in entries:
+        reasons |= {name: result["why_not"] for name, result in entry.results.items() if name not in ran}
     return reasons

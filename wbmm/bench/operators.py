@@ -1,8 +1,9 @@
 """The operators of the paper's operator table: depthwise convolutions, the windowed product, and our backends of it."""
 
 import csv
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 
 import torch
@@ -39,6 +40,10 @@ class Case:
         x = torch.randn(self.batch, self.channels, self.map, self.map, dtype=DTYPES[self.dtype], device=self.device)
         return x.contiguous(memory_format=LAYOUTS[self.layout]).requires_grad_(self.mode == "training")
 
+    def on_meta(self) -> "Case":
+        """The same without memory."""
+        return replace(self, device="meta")
+
     def bytes(self) -> int:
         """Of the input map."""
         return self.batch * self.channels * self.map**2 * DTYPES[self.dtype].itemsize
@@ -54,6 +59,7 @@ class Operator:
         call: of the map and the weights.
         why_not: None, or why it cannot run a case.
         extra_bytes: memory that it needs besides the map, its result and their gradients.
+        suffix: what tells it from the paper's operator of the same method and size.
     """
 
     method: str
@@ -67,6 +73,20 @@ class Operator:
     @property
     def name(self) -> str:
         return f"{self.method} {self.size}x{self.size}{self.suffix}"
+
+    def macs(self, case: Case) -> int:
+        """Multiply-adds of a forward pass, by definition: each window as a product, each kernel at every position."""
+        positions = self.size**2
+        if self.method.startswith("WBMM"):
+            outputs = (math.ceil(case.map / self.size) * self.size) ** 2
+        else:
+            outputs = case.map**2
+        return case.batch * case.channels * outputs * positions
+
+    def least_bytes(self, case: Case) -> int:
+        """What a forward pass has to move at least: the map in, the result out, and the weights once."""
+        weights = sum(weight.numel() * weight.itemsize for weight in self.weights(case.on_meta()))
+        return 2 * case.bytes() + weights
 
 
 def operators(compiled: bool = False) -> list[Operator]:

@@ -9,15 +9,15 @@ import torch.nn.functional as F
 
 from wbmm.layers import FusedFeedForward
 from wbmm.ops import expand_table, num_offsets, reference
-from wbmm.ops.backends.onednn.convolution import (
+from wbmm.ops.backends.onednn.ffn import ffn_inference, rows_at_once
+from wbmm.ops.backends.onednn.linear import linear_gelu, pack_weight, takes_onednn
+from wbmm.ops.backends.onednn.windowed import (
     kernel_size,
     pack_kernel,
     prefers_convolution,
     table_to_kernel,
     windowed_convolution,
 )
-from wbmm.ops.backends.onednn.ffn import ffn_inference, rows_at_once
-from wbmm.ops.backends.onednn.linear import linear_gelu, pack_weight, takes_onednn
 from wbmm.progress import progress_bar
 from wbmm.timing import time_interleaved
 

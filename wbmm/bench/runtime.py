@@ -14,9 +14,9 @@ import torch.nn as nn
 from torch import Tensor
 
 from wbmm.deploy.export import export_model
-from wbmm.deploy.packages import need
 from wbmm.deploy.quantize.with_openvino import OpenVino
 from wbmm.deploy.runtime import onnx_session, open_runner
+from wbmm.extras import need
 from wbmm.io.card import card_of, form_of
 from wbmm.io.files import load_model
 from wbmm.machine import versions

@@ -1,6 +1,5 @@
 """Which layers can be quantised, and which stay in float: found by measuring what each group costs."""
 
-import math
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from wbmm.deploy.evaluate import USELESS, Quality, quality
 from wbmm.deploy.runtime import open_runner
 from wbmm.progress import Advance
 from wbmm.text import first_line
@@ -20,12 +20,10 @@ __all__ = [
     "RESHAPES",
     "Layer",
     "LayerChoice",
-    "Quality",
     "choose_layers",
     "group_of_product",
     "mark_head",
     "match_layers",
-    "quality",
     "sensitivity",
     "try_layers",
     "write_converted",
@@ -90,30 +88,7 @@ def match_layers(layers: Sequence[Layer], patterns: Iterable[str]) -> set[str]:
     return kept
 
 
-@dataclass(frozen=True)
-class Quality:
-    """How near a quantised model is to its float one.
-
-    Attributes:
-        agreement: per cent of images with the same first class.
-        noise: of the logits, relative to their spread over the classes; a mean over images.
-    """
-
-    agreement: float
-    noise: float
-
-
-USELESS = Quality(0.0, math.inf)
 Try = Callable[[set[str]], Quality]  # from the layers to keep in float
-
-
-def quality(logits: Tensor, reference: Tensor) -> Quality:
-    """Compares `[N, classes]` with the float model's."""
-    if not logits.isfinite().all():
-        return USELESS
-    same = 100 * (logits.argmax(1) == reference.argmax(1)).double().mean().item()
-    spread = (reference - reference.mean(1, keepdim=True)).norm(dim=1).clamp_min(1e-12)
-    return Quality(same, ((logits - reference).norm(dim=1) / spread).mean().item())
 
 
 @dataclass

@@ -6,19 +6,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from wbmm.deploy.evaluate import classifier
+from wbmm.deploy.evaluate import classifier, quality
 from wbmm.deploy.export import export_model
-from wbmm.deploy.packages import need
 from wbmm.deploy.runtime import EXPORTED, open_runner
+from wbmm.extras import need
 from wbmm.io.atomic import atomic_model_path, check_model_target
 from wbmm.io.card import ModelCard
-from wbmm.io.files import describe_source, load_model, save_model, write_weights
-from wbmm.io.weights import round_weights
+from wbmm.io.files import describe_source, load_model, round_weights, save_model, write_weights
 from wbmm.models.fuse import fuse
 from wbmm.progress import progress_bar
 
 from .calibrate import Calibration
-from .choose import Layer, LayerChoice, choose_layers, match_layers, quality, try_layers, write_converted
+from .choose import Layer, LayerChoice, choose_layers, match_layers, try_layers, write_converted
 from .with_onnx import Onnx
 from .with_openvino import OpenVino
 

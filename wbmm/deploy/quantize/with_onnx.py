@@ -7,7 +7,7 @@ from pathlib import Path
 from torch import Tensor
 
 from wbmm.deploy.export.to_onnx import metadata
-from wbmm.deploy.packages import need, quiet
+from wbmm.extras import need, quiet
 from wbmm.io.card import ModelCard
 from wbmm.io.digest import seal
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from torch import Tensor
 
 from wbmm.deploy.export.to_openvino import save_openvino
-from wbmm.deploy.packages import need
 from wbmm.deploy.runtime import read_openvino
+from wbmm.extras import need
 from wbmm.io.card import ModelCard
-from wbmm.ops.backends.onednn.convolution import is_convolvable, kernel_size
+from wbmm.ops.backends.onednn.windowed import is_convolvable, kernel_size
 
 from .choose import FOLLOWS, RESHAPES, Layer, group_of_product, mark_head
 

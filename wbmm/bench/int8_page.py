@@ -10,25 +10,24 @@ from statistics import mean, median
 import torch
 
 from wbmm.data.images import match_classes, no_more_than, open_labelled
+from wbmm.deploy.evaluate import ComparisonImages, MeasuredFile, measure_files
+from wbmm.deploy.quantize.calibrate import read_calibration
+from wbmm.deploy.quantize.choose import GROUPS, LayerChoice
+from wbmm.deploy.quantize.convert import BACKENDS, convert_precision, float_file
 from wbmm.handler import run_command
 from wbmm.io.atomic import write_text
 from wbmm.io.reader import safe_load
 from wbmm.machine import processor, versions
 from wbmm.text import render_table
 
-from .calibrate import read_calibration
-from .choose import GROUPS, LayerChoice
-from .convert import BACKENDS, convert_precision, float_file
-from .measure import ComparisonImages, MeasuredFile, measure_files
-
-__all__ = ["main"]
-
 FORMATS = ("openvino", "onnx")
 DEFAULTS = {"n": 128, "limit": None}
-HEADERS = (
+
+FORM_HEADERS = (
     *("model, data", "form", "MB", "top-1 of each run, %", "mean", "same top-1 as PyTorch FP32, %"),
     *("noise of the logits, %", "kept in float", "speed to the same runtime's FP32"),
 )
+
 PROSE = """# INT8 and FP16, measured
 
 The paper claims that WBMM is compatible with INT8. This page is what came out on models trained here, for better or
@@ -116,7 +115,7 @@ def page(runs: list[TrainedRun], args: argparse.Namespace) -> str:
         f"{args.limit} images of the validation set (or all, if there are fewer)" if args.limit else "the whole set"
     )
     return (
-        f"{PROSE.format(n=args.n, images=images)}\n{render_table(HEADERS, rows, markdown=True)}\n\n"
+        f"{PROSE.format(n=args.n, images=images)}\n{render_table(FORM_HEADERS, rows, markdown=True)}\n\n"
         "## What each group of layers costs\n\n"
         "Quantised by itself (7-bit weights), everything else in float; noise of the logits in per cent, the mean of "
         f"the runs.\n\n{_sensitivity(groups)}\n\n"
