@@ -8,7 +8,7 @@ import sys
 
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from wbmm.train.fit import main
+from wbmm.commands.train import main
 
 if __name__ == "__main__":
     sys.exit(record(main)())

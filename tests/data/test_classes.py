@@ -9,8 +9,8 @@ from PIL import Image
 
 from wbmm.data.classes import check_sets, is_right
 from wbmm.data.sources import ArraySource
+from wbmm.train.build import build_data
 from wbmm.train.config import config_from_dict
-from wbmm.train.sets import build_data
 
 
 @pytest.fixture

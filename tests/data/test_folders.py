@@ -14,7 +14,7 @@ from wbmm.data.sources import (
     BadImage,
     open_source,
 )
-from wbmm.train.sets import build_data
+from wbmm.train.build import build_data
 
 
 def nested(root, classes=("n02", "n01")):

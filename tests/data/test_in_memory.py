@@ -7,8 +7,8 @@ import torch
 from wbmm.data import in_memory
 from wbmm.data.in_memory import MemoryFetch, augment_batch
 from wbmm.data.order import uniform
+from wbmm.train.build import build_data, build_eval
 from wbmm.train.config import config_from_dict
-from wbmm.train.sets import build_data, build_eval
 
 NO_CHANGE = {"auto": None, "color_jitter": 0.0, "reprob": 0.0, "hflip": 0.0, "scale": [1.0, 1.0], "ratio": [1.0, 1.0]}
 

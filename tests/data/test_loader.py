@@ -16,7 +16,7 @@ from wbmm.data.loader import WorkerFetch
 from wbmm.data.sources import (
     BadImage,
 )
-from wbmm.train.sets import build_data
+from wbmm.train.build import build_data
 
 
 def test_start_in_the_middle_is_the_rest_of_the_epoch(folder):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from wbmm.data.mix import BatchMixer
+from wbmm.data.loader import BatchMixer
 from wbmm.data.settings import MixConfig
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from tests.data.helpers import config
 from wbmm.data.order import Plan, hash64, permutation, uniform
-from wbmm.train.sets import build_data
+from wbmm.train.build import build_data
 
 
 def test_hash_is_fixed_and_uniform():

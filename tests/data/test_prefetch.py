@@ -10,7 +10,7 @@ from tests.data.helpers import collect, config, folder
 from wbmm.data import prefetch
 from wbmm.data.augment import FinishBytes
 from wbmm.data.prefetch import Prefetcher
-from wbmm.train.sets import build_data
+from wbmm.train.build import build_data
 
 __all__ = ["folder"]
 

@@ -14,7 +14,7 @@ from wbmm.data.shards import shard_files
 from wbmm.data.sources import (
     open_source,
 )
-from wbmm.train.sets import build_data
+from wbmm.train.build import build_data
 
 
 def test_tar_of_classes_reads_like_the_folder(folder):

@@ -18,7 +18,7 @@ from wbmm.data.sources import (
     open_source,
     read_idx,
 )
-from wbmm.train.sets import build_data
+from wbmm.train.build import build_data
 
 
 def test_hugging_face_dataset_from_a_folder(folder, monkeypatch, tmp_path_factory):

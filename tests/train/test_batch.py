@@ -1,6 +1,6 @@
 import pytest
 
-from wbmm.train.batch import plan_batch, scale_lr
+from wbmm.train.optim import plan_batch, scale_lr
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import wbmm
 from tests.helpers import randomize
 from tests.reference import released_state_dict
 from wbmm import cli
-from wbmm.models import released
+from wbmm.models import state as state_module
 from wbmm.models.state import CheckpointError
 from wbmm.train.build import init_weights, set_arithmetic
 from wbmm.train.config import config_from_dict
@@ -51,8 +51,8 @@ def test_a_file_is_read_once_and_its_names_are_converted_once(tmp_path, files_re
     state = released_state_dict("wbmm_p")
     path, model = tmp_path / f"weights{suffix}", timm.create_model("wbmm_p")
     torch.save({"model": state}, path) if suffix == ".pth" else save_file(state, path)
-    converted, rename = [], released._rename
-    monkeypatch.setattr(released, "_rename", lambda name, table: converted.append(name) or rename(name, table))
+    converted, rename = [], state_module._rename
+    monkeypatch.setattr(state_module, "_rename", lambda name, table: converted.append(name) or rename(name, table))
     init_weights(model, path)
     assert files_read == [path]
     assert len(converted) == sum(not key.endswith("relative_position_index") for key in state)

@@ -6,8 +6,8 @@ import torch
 import yaml
 
 import wbmm  # noqa: F401  (registers the models)
+from wbmm.commands.train import main
 from wbmm.train.config import TrainConfig, check_config, config_from_dict, load_config, to_dict, to_yaml
-from wbmm.train.fit import main
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 FILES = sorted([*CONFIGS.glob("*.yaml"), *(CONFIGS / "imagenet").glob("*.yaml")])

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from wbmm.train.console import BarConsole, PlainConsole, duration, make_console
+from wbmm.train.log import BarConsole, PlainConsole, duration, make_console
 
 
 class _Terminal(io.StringIO):

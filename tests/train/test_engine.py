@@ -11,10 +11,11 @@ import torch.nn as nn
 import yaml
 
 from wbmm import WBMM2d
+from wbmm.commands.train import main
 from wbmm.train import engine
 from wbmm.train import fit as fit_module
 from wbmm.train.config import load_config
-from wbmm.train.fit import fit, main
+from wbmm.train.fit import fit
 
 ONE_EPOCH = {"schedule": {"epochs": 1, "warmup_epochs": 0}, "save": {"every_steps": 0}}
 NARROW = "model={name: wbmm_a, args: {dims: [8, 16, 32, 64]}}"

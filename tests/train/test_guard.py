@@ -15,10 +15,11 @@ import pytest
 import timm
 import torch
 
+from wbmm.commands.train import main
 from wbmm.train import checkpoint, engine, guard
 from wbmm.train import fit as fit_module
 from wbmm.train.config import load_config
-from wbmm.train.fit import fit, main
+from wbmm.train.fit import fit
 from wbmm.train.guard import BufferSnapshot, StopSignal, lock_folder, nonfinite_layers
 
 QUIET = {"save": {"every_steps": 1}, "schedule": {"epochs": 2}, "mix": {"mixup": 0.0, "cutmix": 0.0}}
@@ -291,7 +292,8 @@ def wait(*_):
     time.sleep(100)
 
 {}
-sys.exit(fit.main(sys.argv[1:]))
+from wbmm.commands.train import main
+sys.exit(main(sys.argv[1:]))
 """
 
 
@@ -384,7 +386,8 @@ def forward(run, *batch):
     return original(run, *batch)
 
 engine.forward = forward
-sys.exit(fit.main(sys.argv[1:]))
+from wbmm.commands.train import main
+sys.exit(main(sys.argv[1:]))
 """
 
 

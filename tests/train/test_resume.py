@@ -7,8 +7,9 @@ import sys
 import pytest
 import torch
 
+from wbmm.commands.train import main
 from wbmm.train.config import load_config
-from wbmm.train.fit import fit, main
+from wbmm.train.fit import fit
 
 
 def out_of(config):
@@ -79,7 +80,8 @@ def forward(run, *batch):
     return original(run, *batch)
 
 engine.forward = forward
-sys.exit(fit.main(sys.argv[1:]))
+from wbmm.commands.train import main
+sys.exit(main(sys.argv[1:]))
 """
 
 

@@ -1,4 +1,4 @@
-"""Batches in a given order: through worker processes, or any other way to fetch a list of samples."""
+"""Batches in a given order, through worker processes or any other way to fetch samples, and mixed with each other."""
 
 import os
 import signal
@@ -9,14 +9,17 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from timm.data.mixup import Mixup, mixup_target
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from .augment import SampleDataset
-from .order import Plan
+from .order import MIX, Plan, hash64
+from .settings import MixConfig
 
 __all__ = [
     "SIGNALS",
+    "BatchMixer",
     "EvalLoader",
     "TrainLoader",
     "WorkerFetch",
@@ -175,3 +178,42 @@ def _obey_parent():
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass
     os._exit(0)
+
+
+class BatchMixer:
+    """Mixes a batch and returns soft targets; with mixup and cutmix at 0, label smoothing alone.
+
+    Args:
+        mix: What is mixed, and how.
+        num_classes: Width of the targets.
+        seed: Of the run.
+        rank: Of this process.
+    """
+
+    def __init__(self, mix: MixConfig, num_classes: int, seed: int, rank: int = 0):
+        self.seed, self.rank, self.num_classes = seed, rank, num_classes
+        self.smoothing = mix.label_smoothing
+        self.mixup = None
+        if (mix.mixup > 0 or mix.cutmix > 0) and mix.prob > 0:
+            self.mixup = Mixup(
+                mixup_alpha=mix.mixup,
+                cutmix_alpha=mix.cutmix,
+                prob=mix.prob,
+                switch_prob=mix.switch_prob,
+                mode=mix.mode,
+                label_smoothing=mix.label_smoothing,
+                num_classes=num_classes,
+            )
+
+    def __call__(
+        self, images: torch.Tensor, targets: torch.Tensor, step: int, micro: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Images [B, C, H, W] (changed in place) and targets [B] to images and soft targets [B, num_classes]."""
+        if self.mixup is None:
+            return images, mixup_target(targets, self.num_classes, smoothing=self.smoothing)
+        state = np.random.get_state()
+        np.random.seed(int(hash64(self.seed, MIX, step, micro, self.rank)[0] >> np.uint64(32)))
+        try:
+            return self.mixup(images, targets)
+        finally:
+            np.random.set_state(state)

@@ -15,13 +15,14 @@ PROBABILITY = Range(0.0, 1.0)
 PATH = Text(4096)
 SOURCE = Text(
     most=1024,
-    pattern=r"folder|tar|wds|digits|idx|hfds/.+",
-    valid="folder, tar, wds, hfds/<name or folder>, digits, idx (a stream cannot be read by index)",
+    pattern=r"folder|csv|tar|wds|digits|idx|hfds/.+",
+    valid="folder, csv, tar, wds, hfds/<name or folder>, digits, idx (a stream cannot be read by index)",
 )
 # data.args: what the reader of each source takes, and two limits for all of them.
 LIMITS = {"train_limit": int, "val_limit": int}
 READER_ARGS = {
     "folder": {"class_map": str | list},
+    "csv": {"file": str},
     "tar": {"class_map": str | list},
     "wds": {"target_key": str, "index": str},
     "hfds": {"input_key": str, "target_key": str},

@@ -1,4 +1,4 @@
-"""Where images come from: folders, tar files, shards, idx files, Hugging Face datasets; all read by index."""
+"""Where images come from: folders, lists, tar files, shards, idx files, Hugging Face datasets; all read by index."""
 
 import gzip
 import io
@@ -9,9 +9,11 @@ from typing import BinaryIO
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
+from wbmm.extras import need
 from wbmm.text import first_line
 
 from .folders import check_class_names, class_images, read_class_names, split_folder
+from .lists import locate, number_labels, read_list
 from .settings import READER_ARGS, DataConfig, check_reader_args
 from .shards import PlacedImages, find_class_names, open_shards, open_tars
 
@@ -28,7 +30,7 @@ __all__ = [
 ]
 
 STREAMING = ("hfids", "tfds")
-SOURCES = ("folder", "tar", "wds", "hfds/<name or folder>", "digits", "idx")
+SOURCES = ("folder", "csv", "tar", "wds", "hfds/<name or folder>", "digits", "idx")
 # What PIL may take a file for, whatever its name says; left to itself it tries dozens, some of which run programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 EIGHT_BIT_MODES = {"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV"}
@@ -203,7 +205,7 @@ def _open(cfg: DataConfig, split: str, train: bool, args: dict) -> Source:
         return _hugging_face(name, cfg.root, split, **args)
     if kind == "digits":
         return _digits(train)
-    openers = {"folder": _folder, "tar": _tar, "wds": _shards, "idx": _idx}
+    openers = {"folder": _folder, "csv": _csv, "tar": _tar, "wds": _shards, "idx": _idx}
     return openers[kind](_root_folder(cfg), split, **args)
 
 
@@ -235,6 +237,15 @@ def _class_order(root: Path, class_map: str | list | None) -> list[str] | None:
 
 def _folder(root: Path, split: str, class_map: str | list | None = None) -> Source:
     return FileSource(*class_images(split_folder(root, split), _class_order(root, class_map)))
+
+
+def _csv(root: Path, split: str, file: str | None = None) -> Source:
+    if file is None:
+        raise ValueError("data.source=csv reads a list of pictures: give it as data.args.file=pictures.csv")
+    given = Path(file).expanduser()
+    pictures = read_list(given if given.exists() else root / given)
+    names, chosen = pictures.class_names, pictures.of_split(split)
+    return FileSource(locate(root, chosen.paths), number_labels(chosen.labels, names), names)
 
 
 def _tar(root: Path, split: str, class_map: str | list | None = None) -> Source:
@@ -302,10 +313,7 @@ def _hugging_face(
 ) -> Source:
     if not name:
         raise ValueError("data.source 'hfds' needs the dataset's name or folder: hfds/<name>")
-    try:
-        import datasets
-    except ImportError as error:
-        raise ImportError("data.source=hfds needs the package datasets: pip install 'wbmm[train]'") from error
+    datasets = need("datasets", "data.source=hfds")
     found = datasets.load_dataset(name, split=split, cache_dir=root)
     for option, key in (("input_key", input_key), ("target_key", target_key)):
         if key not in found.column_names:
@@ -319,11 +327,7 @@ def _hugging_face(
 
 
 def _digits(train: bool) -> Source:
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        raise ImportError("data.source=digits needs scikit-learn: pip install 'wbmm[train]'") from error
-    data = load_digits()
+    data = need("sklearn.datasets", "data.source=digits").load_digits()
     images = np.round(data.images * (255 / 16)).astype(np.uint8)
     # Every fifth sample of each class is for validation: 1437 and 360, a split that never changes.
     by_class = np.argsort(data.target, kind="stable")

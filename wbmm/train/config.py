@@ -17,8 +17,8 @@ from wbmm.data.settings import PATH, AugmentConfig, DataConfig, MixConfig, check
 from wbmm.fields import Choice, Range, Text, show, takes
 from wbmm.machine import PRECISIONS
 from wbmm.text import first_line
+from wbmm.train.optim import scale_lr
 
-from .batch import scale_lr
 from .model import ModelConfig, check_model
 from .optim import MOST_EPOCHS, OptimConfig, ScheduleConfig, optimizer_options
 
@@ -27,6 +27,8 @@ __all__ = [
     "check_config",
     "config_from_dict",
     "load_config",
+    "make_config",
+    "parse_overrides",
     "to_dict",
     "to_yaml",
 ]
@@ -94,9 +96,13 @@ def load_config(path: str | Path, overrides: typing.Sequence[str] = ()) -> Train
     All that can be told to be wrong without the data is an error here: one line that names the key.
     """
     path, changes = resolve_config(path)
-    values = _merge(_merge(_read(path), changes), _parse_overrides(overrides))
-    config = config_from_dict(values, where=str(path))
-    config.out = config.out.replace("<name>", config.log.name or path.stem)
+    return make_config(_merge(_read(path), changes), overrides, str(path), path.stem)
+
+
+def make_config(values: dict, overrides: typing.Sequence[str], where: str, name: str = "run") -> TrainConfig:
+    """A checked configuration from plain values and `key=value` overrides; `name` is for `runs/<name>`."""
+    config = config_from_dict(_merge(values, parse_overrides(overrides)), where)
+    config.out = config.out.replace("<name>", config.log.name or name)
     _expand_home(config)
     _check_out(config.out)
     _check_model(config)
@@ -223,7 +229,8 @@ def _merge(base: dict, changes: dict) -> dict:
     return merged
 
 
-def _parse_overrides(overrides: typing.Sequence[str]) -> dict:
+def parse_overrides(overrides: typing.Sequence[str]) -> dict:
+    """`key=value` texts as nested values."""
     values: dict = {}
     for text in overrides:
         key, sign, raw = text.partition("=")

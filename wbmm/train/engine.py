@@ -13,12 +13,13 @@ from timm.scheduler.scheduler import Scheduler
 from timm.utils import ModelEmaV3
 from torch import Tensor
 
-from wbmm.data.mix import BatchMixer
+from wbmm.data.loader import BatchMixer
 from wbmm.data.order import hash64
 from wbmm.text import some
+from wbmm.train.build import Data
+from wbmm.train.optim import BatchPlan
 
 from . import checkpoint
-from .batch import BatchPlan
 from .checkpoint import Position
 from .config import TrainConfig, to_dict
 from .dist import World, all_sum, gather_objects, sum_on_device
@@ -26,7 +27,6 @@ from .guard import MARKER, BufferSnapshot, StopSignal, nonfinite_layers, write_m
 from .log import Clock, RunLogger, memory_mb, writing
 from .model import set_train_mode
 from .outcome import LAG, Attempt, DeviceUpdate, Outcome, Outcomes, decides_on_device
-from .sets import Data
 from .validate import validate
 
 __all__ = ["Run", "train"]

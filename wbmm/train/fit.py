@@ -1,7 +1,5 @@
-"""A training run from its configuration to its summary: `wbmm train CONFIG [key=value ...]`."""
+"""A training run from its configuration to its summary."""
 
-import argparse
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,26 +7,21 @@ from pathlib import Path
 import torch
 
 import wbmm.models  # noqa: F401  (registers them)
-from wbmm.data.mix import BatchMixer
-from wbmm.handler import INTERRUPTED, run_command
+from wbmm.data.loader import BatchMixer
 from wbmm.io.atomic import remove_stale, write_text
 
-from .batch import plan_batch, scale_lr
-from .build import build_ema, build_model, init_weights, set_arithmetic, wrap
-from .config import TrainConfig, load_config, to_yaml
+from .build import build_data, build_ema, build_model, init_weights, set_arithmetic, wrap
+from .config import TrainConfig, to_yaml
 from .dist import World, broadcast_object, is_peer_failure, setup
 from .engine import STOPPED, Run, train
-from .guard import NOTHING_TO_SAVE, StopSignal, clear_marker, lock_folder
+from .guard import StopSignal, clear_marker, lock_folder
 from .log import RunLogger, writing
-from .optim import build_optimizer, build_scheduler
+from .optim import build_optimizer, build_scheduler, plan_batch, scale_lr
 from .outcome import decides_on_device, queues
 from .restore import check_same_run, find_resume, restore
 from .runs import write_summary
-from .sets import build_data
 
-__all__ = ["EXAMPLE", "Result", "add_arguments", "fit", "main", "run"]
-
-EXAMPLE = "wbmm train configs/digits.yaml schedule.epochs=20 out=runs/digits"
+__all__ = ["Result", "build", "fit"]
 
 
 @dataclass(frozen=True)
@@ -50,25 +43,6 @@ class Result:
     metrics: dict[str, float]
     best: float | None
     signal: str | None = None
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("config", help="a YAML file, a name (imagenet/wbmm_t) or a row of a table (table:windows/hier)")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. data.root=/data/imagenet batch=64")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="train", description=__doc__)
-    add_arguments(parser)
-    return run_command("train", lambda: run(parser.parse_args(argv)))
-
-
-def run(args: argparse.Namespace) -> int:
-    try:
-        result = fit(load_config(args.config, args.overrides))
-    except KeyboardInterrupt as error:
-        raise KeyboardInterrupt(str(error) or NOTHING_TO_SAVE) from None
-    return INTERRUPTED if result.signal == "SIGINT" else 0
 
 
 def fit(config: TrainConfig) -> Result:

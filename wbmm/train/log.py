@@ -14,19 +14,23 @@ from pathlib import Path
 
 import torch
 
+from wbmm.extras import install_command, is_installed, need
 from wbmm.io.atomic import write_text
 
 from .config import TrainConfig, to_dict, to_yaml
-from .console import is_installed, make_console
 
 __all__ = [
     "METRICS_FILE",
     "STATUS_FILE",
+    "BarConsole",
     "Clock",
     "MetricsFile",
+    "PlainConsole",
     "RunLogger",
     "TensorBoard",
     "WeightsAndBiases",
+    "duration",
+    "make_console",
     "memory_mb",
     "read_metrics",
     "working_seconds",
@@ -141,7 +145,7 @@ class RunLogger:
             wanted["rich"] = "a progress bar"
         missing = [f"{what} ({package})" for package, what in wanted.items() if not is_installed(package)]
         if missing:
-            self.message(f"left out, as not installed: {', '.join(missing)}; pip install 'wbmm[train]' brings them")
+            self.message(f"left out, as not installed: {', '.join(missing)}; {install_command('rich')} brings them")
 
     def _record(self, kind: str, step: int, epoch: float, values: dict[str, float]) -> dict:
         values = {name: float(value) for name, value in values.items()}
@@ -229,12 +233,9 @@ class TensorBoard:
     """Event files in `<run>/tensorboard`; a resumed run hides what the interrupted one wrote after its step."""
 
     def __init__(self, cfg: TrainConfig, out: Path, resumed_step: int | None):
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ImportError(
-                "log.tensorboard=true needs tensorboard: pip install 'wbmm[train]', or log.tensorboard=false"
-            ) from error
+        need("tensorboard", "log.tensorboard=true")
+        from torch.utils.tensorboard import SummaryWriter
+
         purge = None if resumed_step is None else resumed_step + 1
         self.folder = out / "tensorboard"
         self._hook, threading.excepthook = threading.excepthook, self._thread_failed
@@ -269,10 +270,7 @@ class WeightsAndBiases:
     """
 
     def __init__(self, cfg: TrainConfig, out: Path, resumed_step: int | None):
-        try:
-            import wandb
-        except ImportError as error:
-            raise ImportError("log.wandb=true needs wandb: pip install 'wbmm[wandb]'") from error
+        wandb = need("wandb", "log.wandb=true")
         id_file = out / "wandb-id.txt"
         if resumed_step is None or not id_file.is_file():
             with writing(id_file):
@@ -325,3 +323,83 @@ def memory_mb(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def make_console(epochs: int, stream=None):
+    """A bar where one can be seen and rich is installed."""
+    stream = stream or sys.stderr
+    return BarConsole(epochs, stream) if stream.isatty() and is_installed("rich") else PlainConsole(epochs, stream)
+
+
+class PlainConsole:
+    """One line a report."""
+
+    def __init__(self, epochs: int, stream):
+        self.epochs, self.stream = epochs, stream
+
+    def train(self, record: dict) -> None:
+        self.message(f"epoch {record['epoch']:.2f}/{self.epochs}  step {record['step']}  {_train_line(record)}")
+
+    def eval(self, record: dict, names: list[str]) -> None:
+        self.message(_eval_line(record, names))
+
+    def message(self, text: str) -> None:
+        print(text, file=self.stream, flush=True)
+
+    def close(self) -> None:
+        pass
+
+
+class BarConsole:
+    """A rich progress bar over the whole run; evaluations and messages scroll above it."""
+
+    def __init__(self, epochs: int, stream):
+        need("rich", "a progress bar")
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+        self.epochs = epochs
+        columns = (
+            TextColumn("epoch {task.fields[epoch]:.2f}/{task.total:g}"),
+            BarColumn(bar_width=20),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[line]}", markup=False),
+        )
+        self.progress = Progress(*columns, console=Console(file=stream), auto_refresh=False)
+        self.task = self.progress.add_task("", total=epochs, epoch=0.0, line="")
+        self.progress.start()
+
+    def train(self, record: dict) -> None:
+        self.progress.update(
+            self.task, completed=record["epoch"], epoch=record["epoch"], line=_train_line(record), refresh=True
+        )
+
+    def eval(self, record: dict, names: list[str]) -> None:
+        self.message(_eval_line(record, names))
+
+    def message(self, text: str) -> None:
+        self.progress.console.print(text, markup=False, highlight=False)
+        self.progress.refresh()
+
+    def close(self) -> None:
+        self.progress.stop()
+
+
+def _train_line(record: dict) -> str:
+    return (
+        f"loss {record['loss']:.4f}  lr {record['lr']:.2e}  {record['images_per_s']:,.0f} images/s  "
+        f"wait {100 * record['data_wait']:.1f}%  {record['memory_mb']:,.0f} MB  ETA {duration(record['eta_s'])}"
+    )
+
+
+def _eval_line(record: dict, names: list[str]) -> str:
+    shown = [name for name in names if not name.endswith("images")]
+    values = (f"{name} {record[name]:.4f}" if "loss" in name else f"{name} {record[name]:.2f}" for name in shown)
+    return f"epoch {record['epoch']:g}  step {record['step']}  eval  " + "  ".join(values)
+
+
+def duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(max(seconds, 0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"{days}d {hours:02d}:{minutes:02d}:{seconds:02d}" if days else f"{hours}:{minutes:02d}:{seconds:02d}"

@@ -1,6 +1,7 @@
-"""Optimiser and schedule, from timm's factories."""
+"""Optimiser and schedule, from timm's factories, and the global batch that the learning rate is for."""
 
 import inspect
+import math
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -15,7 +16,17 @@ from wbmm.fields import Choice, Items, Known, Range, takes
 from wbmm.models import WBMM
 from wbmm.models.layer_groups import layer_scale
 
-__all__ = ["MOST_EPOCHS", "OptimConfig", "ScheduleConfig", "build_optimizer", "build_scheduler", "optimizer_options"]
+__all__ = [
+    "MOST_EPOCHS",
+    "BatchPlan",
+    "OptimConfig",
+    "ScheduleConfig",
+    "build_optimizer",
+    "build_scheduler",
+    "optimizer_options",
+    "plan_batch",
+    "scale_lr",
+]
 
 MOST_EPOCHS = 100_000
 FUSED = (Adam, AdamW, SGD)
@@ -116,3 +127,60 @@ def build_scheduler(optimizer: Optimizer, config: ScheduleConfig, steps_per_epoc
     if scheduler is None:
         raise ValueError(f"schedule.name {config.name!r} is not one of timm's schedules, e.g. cosine, step, poly")
     return scheduler
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    world: int
+    batch: int
+    accumulation: int
+
+    @property
+    def global_batch(self) -> int:
+        return self.world * self.batch * self.accumulation
+
+    def __str__(self) -> str:
+        processes = "1 process" if self.world == 1 else f"{self.world} processes"
+        forwards = "1 forward pass" if self.accumulation == 1 else f"{self.accumulation} forward passes (accumulated)"
+        return f"global batch {self.global_batch} = {processes} x {self.batch} images x {forwards}"
+
+
+def plan_batch(global_batch: int, batch: int, world: int) -> BatchPlan:
+    """Finds the gradient accumulation that makes `global_batch`, or raises with the combinations that would work."""
+    if global_batch % (world * batch) == 0:
+        return BatchPlan(world, batch, global_batch // (world * batch))
+    text = (
+        f"global_batch={global_batch} cannot be made of {world} process{'es' if world > 1 else ''} x batch={batch}: "
+        f"it is not a multiple of {world * batch}."
+    )
+    if global_batch % world == 0:
+        near = _nearest_divisors(global_batch // world, batch)
+        text += f" With {world} process{'es' if world > 1 else ''}, these work: {_join('batch', near)}."
+    else:
+        near = _nearest_divisors(global_batch // batch, world) if global_batch % batch == 0 else []
+        text += f" {world} does not divide {global_batch}."
+        if near:
+            text += f" With batch={batch}, {', '.join(map(str, near))} processes work."
+    unit = world * batch
+    below, above = global_batch // unit * unit, (global_batch // unit + 1) * unit
+    text += f" Or change the contract: {_join('global_batch', [size for size in (below, above) if size])}."
+    raise ValueError(text)
+
+
+def _nearest_divisors(number: int, wanted: int, count: int = 4) -> list[int]:
+    """The divisors of `number` nearest to `wanted`, in order."""
+    small = [size for size in range(1, math.isqrt(number) + 1) if number % size == 0]
+    divisors = sorted({*small, *(number // size for size in small)})
+    return sorted(sorted(divisors, key=lambda size: abs(size - wanted))[:count])
+
+
+def _join(name: str, values: list[int]) -> str:
+    return ", ".join(f"{name}={value}" for value in values)
+
+
+def scale_lr(lr: float, lr_batch: int, global_batch: int) -> tuple[float, str]:
+    """The learning rate for `global_batch`, stated as `lr` for `lr_batch`, and a sentence that says so."""
+    if global_batch == lr_batch:
+        return lr, f"learning rate {lr:g}"
+    scaled = lr * global_batch / lr_batch
+    return scaled, f"learning rate {lr:g} x {global_batch}/{lr_batch} = {scaled:g} (scaled with the global batch)"

@@ -8,10 +8,11 @@ from statistics import median
 
 import yaml
 
+from wbmm.extras import need
 from wbmm.io.atomic import replacing, write_text
 from wbmm.text import render_table
+from wbmm.train.log import duration
 
-from .console import duration
 from .guard import read_marker
 from .log import METRICS_FILE, STATUS_FILE, read_metrics, working_seconds
 
@@ -212,11 +213,10 @@ def _eval_table(records: list[dict], most: int = 30) -> str:
 
 def draw_curves(run: RunFacts, path: Path) -> None:
     """Loss, accuracy, and learning rate against epochs."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError("the picture of the curves needs matplotlib: pip install 'wbmm[train]'") from error
+    need("matplotlib", "the picture of the curves")
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(13, 4), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     loss, accuracy, rate = figure.subplots(1, 3)

@@ -1,0 +1,59 @@
+"""Published weights: fetched once, and one line where they cannot be."""
+
+import logging
+import urllib.request
+from pathlib import Path
+
+from huggingface_hub import hf_hub_url, try_to_load_from_cache
+from timm.models._hub import download_from_hf
+
+from wbmm.text import first_line
+from wbmm.zoo import load_zoo
+
+from .state import CheckpointError
+
+__all__ = ["fetch_weights", "published_weights"]
+
+TIMEOUT_S = 10
+_logger = logging.getLogger(__name__)
+
+
+def published_weights(name: str) -> Path | None:
+    """The file of a model's published weights, downloaded if need be; None if none are published.
+
+    Args:
+        name: a model of the zoo, with or without the tag of its weights: `wbmm_t`, `wbmm_t.in1k`.
+    """
+    model, _, tag = name.partition(".")
+    weights = load_zoo()[model].weights if model in load_zoo() else {}
+    if not weights or (tag and tag not in weights):
+        return None
+    source = weights[tag or next(iter(weights))]
+    return fetch_weights(model, source["hub"], source["file"])
+
+
+def fetch_weights(model: str, hub: str, file: str) -> Path:
+    """A file of the hub: from its cache, or else from the network, which is asked twice."""
+    cached = try_to_load_from_cache(hub, file)
+    if isinstance(cached, str):
+        return Path(cached)
+    address = hf_hub_url(hub, file)
+    for attempt in (1, 2):
+        try:
+            _reach(address)
+            return Path(download_from_hf(hub, file))
+        except Exception as error:  # whatever the network and its libraries raise
+            reason = first_line(error)
+            if attempt == 1:
+                _logger.info("%s: %s; trying once more", model, reason)
+    raise CheckpointError(
+        f"{model}: its weights could not be downloaded ({reason}). Fetch {address} by other means and name the file: "
+        f'timm.create_model("{model}", pretrained=True, pretrained_cfg_overlay=dict(file="{file}"))'
+    )
+
+
+def _reach(address: str) -> None:
+    """Raises soon if there is no network: the hub's library would try for half a minute, with a line each time."""
+    request = urllib.request.Request(address, method="HEAD", headers={"User-Agent": "wbmm"})
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S):
+        pass
