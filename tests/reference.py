@@ -9,7 +9,7 @@ import torch
 
 from wbmm.layers import DenseWBMM2d
 from wbmm.layers.fused import CompactMixer
-from wbmm.models.released import convert_released
+from wbmm.models.state import convert_released
 
 FOLDER = Path(__file__).parent / "released"
 

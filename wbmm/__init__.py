@@ -22,7 +22,7 @@ _NAMES = {
     "WBMM2d": "wbmm.layers",
     "fuse": "wbmm.models.fuse",
     "load_model": "wbmm.io.files",
-    "load_weights": "wbmm.io.weights",
+    "load_weights": "wbmm.io.files",
     "replace_depthwise": "wbmm.models.replace",
     "save_model": "wbmm.io.files",
 }

@@ -11,7 +11,7 @@ COMMANDS = {
     "list": ("wbmm.commands.list", "the family: parameters, FLOPs, the paper's figures, weights"),
     "info": ("wbmm.commands.info", "one model, stage by stage"),
     "doctor": ("wbmm.commands.doctor", "versions, usable backends and extras, and what to install for the rest"),
-    "train": ("wbmm.train.fit", "train a model from a configuration file"),
+    "train": ("wbmm.commands.train", "train a model, on your own pictures or from a configuration"),
     "runs": ("wbmm.train.runs", "compare training runs"),
     "reparam": ("wbmm.commands.reparam", "a checkpoint to its fused inference form"),
     "export": (

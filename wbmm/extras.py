@@ -1,8 +1,28 @@
-"""The optional packages: which extra brings each, and what to tell a user who lacks one."""
+"""The optional packages: which extra brings each, what to tell a user who lacks one, and how they are kept quiet."""
 
+import importlib
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
+from types import ModuleType
 
-__all__ = ["PACKAGES", "Package", "install_command"]
+__all__ = [
+    "EXPORTERS",
+    "PACKAGES",
+    "Package",
+    "install_command",
+    "install_extra",
+    "is_installed",
+    "need",
+    "quiet",
+    "silence_telemetry",
+]
+
+EXPORTERS = ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")  # whose loggers talk while a model is traced
 
 
 @dataclass(frozen=True)
@@ -42,4 +62,54 @@ def install_command(module: str | None) -> str | None:
     """What brings an optional package, given its import name or that of a part of it; None for any other module."""
     name = (module or "").partition(".")[0]
     extra = next((package.extra for package in PACKAGES if package.module == name), None)
-    return f"pip install 'wbmm[{extra}]'" if extra and extra != "core" else None
+    return install_extra(extra) if extra and extra != "core" else None
+
+
+def install_extra(extra: str) -> str:
+    """What brings a whole extra."""
+    return f"pip install 'wbmm[{extra}]'"
+
+
+def silence_telemetry() -> None:
+    """Keeps OpenVINO and NNCF from reporting their use to their makers, in this process.
+
+    They do so by default from the moment they are imported, through the package `openvino_telemetry`, and take a stub
+    where it cannot be imported: so it cannot. Nothing is written to the user's folder, where their own switch is.
+    """
+    loaded = sys.modules.setdefault("openvino_telemetry", None)
+    if loaded is not None:  # OpenVINO was imported by somebody else, and has started to report
+        loaded.main.TelemetrySender.send = lambda *_: None
+
+
+def need(module: str, what: str = "this") -> ModuleType:
+    """An optional package, or a part of one, imported; where it is missing, an error says what brings it."""
+    silence_telemetry()
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.partition(".")[0]
+        raise ImportError(f"{what} needs the package {package}: {install_command(package)}", name=package) from error
+
+
+@contextmanager
+def quiet(*names: str) -> Iterator[None]:
+    """Without warnings, and without what loggers of these names say below an error; the root logger is `""`."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def is_installed(package: str) -> bool:
+    """Whether a package is there, without the time of importing it."""
+    try:
+        return find_spec(package) is not None
+    except (ImportError, ValueError):
+        return False

@@ -1,16 +1,20 @@
-"""What a field of the configuration takes: its range, its names or its kind of text, declared beside its default."""
+"""What a field of the configuration takes: its range, its names or its kind of text, declared beside its default.
+
+`is_number`, `is_text` and `is_whole` say whether a value that came from a file is of a kind, finite and within bounds.
+"""
 
 import difflib
 import math
 import re
 import reprlib
+import sys
 import unicodedata
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Choice", "Items", "Known", "Plain", "Range", "Text", "show", "takes"]
+__all__ = ["Choice", "Items", "Known", "Plain", "Range", "Text", "is_number", "is_text", "is_whole", "show", "takes"]
 
 
 class _Short(reprlib.Repr):
@@ -160,3 +164,15 @@ def takes(default, rule):
 
 def _number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:g}"
+
+
+def is_whole(value: object, low: int, high: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+
+
+def is_text(value: object, longest: int = 200) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= longest

@@ -12,7 +12,8 @@ import wbmm
 from tests.fixtures.tiny import TINY, tiny
 from wbmm import cli
 from wbmm.commands import export as command
-from wbmm.deploy.export import ExportError, export_model, pipeline
+from wbmm.deploy import export
+from wbmm.deploy.export import ExportError, export_model
 from wbmm.deploy.export.verify import Comparison, Shapes, check_tolerance, compare_outputs, sample
 from wbmm.deploy.runtime import Runner, open_runner
 from wbmm.io.atomic import atomic_model_path
@@ -61,8 +62,8 @@ def stub(monkeypatch):
         error = seen.get("error", 0.0)
         return Runner("stub", seen["graph"].card, lambda x: [seen["graph"].net(x).float() + error])
 
-    monkeypatch.setattr(pipeline, "_prepare", prepare)
-    monkeypatch.setattr(pipeline, "open_runner", runner)
+    monkeypatch.setattr(export, "_prepare", prepare)
+    monkeypatch.setattr(export, "open_runner", runner)
     return seen
 
 
@@ -104,14 +105,14 @@ def test_a_wrong_file_never_gets_its_name(suffix, checkpoint, stub, capsys):
 
 
 def test_a_model_whose_fused_form_differs_is_not_exported(checkpoint, stub, capsys, monkeypatch):
-    real = pipeline.fuse
+    real = export.fuse
 
     def broken(net, form):
         fused = real(net, form)
         fused.head.fc.bias.data += 1
         return fused
 
-    monkeypatch.setattr(pipeline, "fuse", broken)
+    monkeypatch.setattr(export, "fuse", broken)
     assert "training and compact form differ by 1.0e+00" in refused(capsys, checkpoint, "--format", "onnx")
     assert "graph" not in stub
 
@@ -129,7 +130,7 @@ def test_a_write_that_fails_leaves_nothing(checkpoint, stub, capsys, monkeypatch
 
         return write
 
-    monkeypatch.setattr(pipeline, "_prepare", prepare)
+    monkeypatch.setattr(export, "_prepare", prepare)
     assert "could not write" in refused(capsys, checkpoint, "--format", "torchexport")
     assert [file.name for file in checkpoint.parent.iterdir()] == [checkpoint.name]
 
@@ -223,9 +224,9 @@ def test_what_cannot_be_dynamic_says_so(tmp_path):
                 x.flatten(1)[:, : 3 * 64 * 64].view(-1, 3, 64, 64).mean((2, 3)) if x.shape[2] == 64 else x.mean((2, 3))
             )
 
-    source = pipeline.Exportable(Pinned().eval(), sample_card(), ["logits"])
+    source = export.Exportable(Pinned().eval(), sample_card(), ["logits"])
     with pytest.raises(ValueError, match=r"cannot be exported with batch 1, size any from 33 px") as caught:
-        pipeline.export_to_file(source, tmp_path / "net.pt2", dynamic_size=True)
+        export.export_to_file(source, tmp_path / "net.pt2", dynamic_size=True)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
@@ -235,9 +236,9 @@ def sample_card():
 
 
 def test_mirrored_maps_have_a_smallest_size():
-    assert pipeline._smallest(tiny()) == 33
-    assert pipeline._smallest(tiny(padding_mode="reflect")) == 97
-    assert pipeline._smallest(wbmm.fuse(tiny("wbmm_a_hier", padding_mode="reflect"), "dense")) == 225
+    assert export._smallest(tiny()) == 33
+    assert export._smallest(tiny(padding_mode="reflect")) == 97
+    assert export._smallest(wbmm.fuse(tiny("wbmm_a_hier", padding_mode="reflect"), "dense")) == 225
     with pytest.raises(ValueError, match="a free size starts at 97 px"):
         export_model(tiny(padding_mode="reflect"), "net.onnx", size=(64, 64), dynamic_size=True)
 

@@ -35,8 +35,8 @@ def test_pytorch_takes_over_with_a_reason(net, device, package, reason, caplog, 
         def missing(name):
             raise ValueError(f"this needs the package {name}" if name == "openvino" else name)
 
-        monkeypatch.setattr("wbmm.deploy.export.pipeline.need", missing)
-        monkeypatch.setattr("wbmm.deploy.export.pipeline.PACKAGES", {"openvino": ("openvino",)})
+        monkeypatch.setattr("wbmm.deploy.export.need", missing)
+        monkeypatch.setattr("wbmm.deploy.export.PACKAGES", {"openvino": ("openvino",)})
     monkeypatch.setattr(compiled, "torch_runner", lambda model, card, device: (model, device))
     with caplog.at_level(logging.WARNING):
         assert compiled_runner(net, "openvino", device=device) == (net, device)

@@ -21,7 +21,7 @@ from wbmm.deploy.runtime import openvino as openvino_runtime
 from wbmm.layers import FullConnection2d, FusedWBMM2d
 from wbmm.models.fuse import fuse
 from wbmm.ops import num_offsets, windowed
-from wbmm.ops.backends.onednn.convolution import table_to_kernel
+from wbmm.ops.backends.onednn.windowed import table_to_kernel
 
 openvino = pytest.importorskip("openvino")
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from wbmm.data.images import open_labelled
-from wbmm.deploy.evaluate import agreement, collect
+from wbmm.deploy import evaluate
+from wbmm.deploy.evaluate import Quality, collect, quality
 from wbmm.deploy.quantize import convert as conversion
-from wbmm.deploy.quantize import measure
 from wbmm.deploy.quantize.calibrate import read_calibration
-from wbmm.deploy.quantize.choose import Layer, Quality, choose_layers, match_layers, quality
+from wbmm.deploy.quantize.choose import Layer, choose_layers, match_layers
 from wbmm.deploy.quantize.convert import BACKENDS, QuantizeError, convert_precision
 from wbmm.deploy.runtime import open_runner
 
@@ -24,7 +24,7 @@ GROUPS = {"convolution": 5, "depthwise": 2, "window": 3, "gate": 10, "expand": 5
 @pytest.fixture(autouse=True)
 def _no_pause(monkeypatch):
     """No time is looked at here."""
-    monkeypatch.setattr(measure, "PAUSE_S", 0.0)
+    monkeypatch.setattr(evaluate, "PAUSE_S", 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def test_layers_are_grouped_by_what_they_do(backend):
 def test_int8_agrees_and_is_smaller(int8, backend, files, images, card):
     source = open_labelled(card, images)
     before, after = (collect(open_runner(path), source) for path in (backend.path, int8.path))
-    assert agreement(after, before) >= 90
+    assert quality(after.logits, before.logits).agreement >= 90
     difference = quality(after.logits, before.logits)
     assert 0 < difference.noise < 0.2  # zero would mean that nothing was quantised
     weights = int8.path.with_suffix(".bin") if backend.suffix == ".xml" else int8.path

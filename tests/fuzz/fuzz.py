@@ -40,11 +40,10 @@ import wbmm
 from tests.fuzz.mutate import junk_card, mutate_bytes, mutate_header, mutate_zip
 from tests.helpers import randomize
 from wbmm import cli
-from wbmm.deploy.export.pipeline import FORMATS
+from wbmm.deploy.export import FORMATS
 from wbmm.io.digest import DIGEST_KEY, digest
-from wbmm.io.files import to_pth
+from wbmm.io.files import load_weights, to_pth
 from wbmm.io.reader import METADATA_KEY, safe_load
-from wbmm.io.weights import load_weights
 from wbmm.train import checkpoint as runs
 from wbmm.train.build import init_weights
 from wbmm.train.config import TrainConfig, to_dict
@@ -213,7 +212,7 @@ def mm_formats() -> list[Format]:
         from mmengine.logging import HistoryBuffer
     except ImportError:
         return []
-    from wbmm.mm.mm_checkpoint import read_checkpoint
+    from wbmm.mm.mm_checkpoint import read_mm_checkpoint
 
     backbone = {f"backbone.{key}": value for key, value in make().state_dict().items() if not key.startswith("head")}
     for i, dim in enumerate(ARCHITECTURE["dims"]):
@@ -224,7 +223,7 @@ def mm_formats() -> list[Format]:
     contents = {"meta": {"cfg": text, "epoch": 1}, "state_dict": backbone, "message_hub": hub}
 
     def read(path: Path) -> str:
-        return digest(read_checkpoint(path)["state_dict"])
+        return digest(read_mm_checkpoint(path)["state_dict"])
 
     def reparam(path: Path) -> str:
         out = path.parent / f"{path.name}.fused.pth"

@@ -14,12 +14,13 @@ import torch.nn as nn
 
 from tests.fixtures.tiny import tiny
 from tests.fuzz.mutate import flip_bit
-from wbmm.deploy.export import Exportable, export_to_file, to_torchexport
+from wbmm.deploy.export import Exportable, export_to_file
+from wbmm.deploy.export.graph import capture
 from wbmm.deploy.export.verify import Shapes
 from wbmm.deploy.runtime import open_runner
 from wbmm.io.card import ModelCard
 from wbmm.io.digest import DAMAGED, digest_of_parts
-from wbmm.io.pt2 import DIGEST_PART, OPERATORS, check_archive, read_parts
+from wbmm.io.pt2 import DIGEST_PART, OPERATORS, check_archive, check_operators, read_parts
 from wbmm.models.fuse import fuse
 
 
@@ -282,8 +283,8 @@ def test_the_list_has_what_models_of_ours_use(tmp_path):
     card = ModelCard(model="odd", num_classes=3, input_size=(3, 64, 96))
     used = set()
     for net in nets:
-        program = to_torchexport.capture(net, Shapes(3, (64, 96)), card)
-        to_torchexport.check_operators(program, card)
+        program = capture(net, Shapes(3, (64, 96)), card)
+        check_operators(program, card)
         used |= {str(node.target) for node in program.graph.nodes}
     assert len(used) > 25
 

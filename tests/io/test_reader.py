@@ -16,8 +16,8 @@ import wbmm
 from tests.helpers import randomize
 from tests.io.hostile import tensor, write
 from wbmm.io.digest import DIGEST_KEY, digest
+from wbmm.io.files import load_weights
 from wbmm.io.reader import safe_load
-from wbmm.io.weights import load_weights
 from wbmm.models.state import CheckpointError
 from wbmm.train.build import init_weights
 

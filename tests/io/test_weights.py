@@ -12,8 +12,8 @@ from safetensors.torch import save_file
 
 import wbmm
 from tests.helpers import randomize
+from wbmm.io.files import load_weights, read_state_dict, round_weights
 from wbmm.io.reader import safe_load
-from wbmm.io.weights import load_weights, read_state_dict, round_weights
 from wbmm.models.identify import identify
 from wbmm.models.state import CheckpointError, find_state_dict
 

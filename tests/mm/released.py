@@ -3,7 +3,7 @@
 import torch
 
 from tests.reference import released_state_dict
-from wbmm.models.released import convert_released
+from wbmm.models.state import convert_released
 
 
 def released_names(state_dict):

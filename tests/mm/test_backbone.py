@@ -8,7 +8,7 @@ import torch.nn.functional as F
 import wbmm
 from tests.mm.helpers import NARROW, backbone, checkpoint, on_meta, released_dense_backbone
 from tests.reference import image, released_logits, released_state_dict
-from wbmm.mm.backbone import WBMMBackbone
+from wbmm.mm.backbone import TimmBackbone, WBMMBackbone
 from wbmm.mm.mm_checkpoint import MMCheckpoint
 
 
@@ -82,6 +82,29 @@ def test_activation_checkpointing_changes_no_gradient():
         sum(m.square().mean() for m in model(x)).backward()
     for (name, a), b in zip(plain.named_parameters(), saving.parameters(), strict=True):
         torch.testing.assert_close(b.grad, a.grad, msg=name)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [lambda: WBMMBackbone("wbmm_a_dense"), lambda: TimmBackbone("convnext_atto")],
+    ids=["wbmm_a_dense", "convnext_atto"],
+)
+def test_padding_explodes_no_gradient_from_scratch(build):
+    """Zeros in every channel have no variance: each LayerNorm multiplies their gradient by 1000."""
+    torch.manual_seed(0)
+    net = build()
+    images = torch.randn(2, 3, 128, 128)
+    images[..., 64:] = 0
+    weights = [torch.randn_like(part) for part in net(images)]
+
+    def norm() -> float:
+        net.zero_grad()
+        sum((part * weight).mean() for part, weight in zip(net(images), weights, strict=True)).backward()
+        return torch.nn.utils.get_total_norm([p.grad for p in net.parameters() if p.grad is not None]).item()
+
+    assert norm() > 1e6
+    net.init_weights()
+    assert norm() < 10
 
 
 def test_frozen_stages_and_norm_eval():

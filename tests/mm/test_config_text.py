@@ -2,7 +2,7 @@
 
 import pytest
 
-from wbmm.mm.config_text import read_model, set_backbone_form
+from wbmm.mm.mm_checkpoint import read_model, set_backbone_form
 
 TEXT = """crop = (512, 512)  # größe
 model = dict(

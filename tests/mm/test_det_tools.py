@@ -21,7 +21,7 @@ from tests.mm.objects import write_config, write_objects
 from tests.mm.released import released_names
 from wbmm import cli
 from wbmm.mm.build import build_detector
-from wbmm.mm.mm_checkpoint import read_checkpoint
+from wbmm.mm.mm_checkpoint import read_mm_checkpoint
 from wbmm.mm.runner import add_test_arguments, run_testing
 from wbmm.mm.tools import evaluate_tool, prefer_fast_metrics, train_tool
 
@@ -168,7 +168,7 @@ def test_every_way_of_testing_gives_the_same_ap(trained, config, own_truth, tmp_
 
 def test_a_released_detector_loads(trained, config, own_truth, tmp_path):
     """The released names of the backbone, around the weights of this run; mmdet's for the heads."""
-    state_dict = read_checkpoint(trained[0] / f"epoch_{EPOCHS}.pth")["state_dict"]
+    state_dict = read_mm_checkpoint(trained[0] / f"epoch_{EPOCHS}.pth")["state_dict"]
     renamed = released_names(state_dict)
     assert "backbone.downsample_layers.0.0.weight" in renamed
     torch.save({"state_dict": renamed, "meta": {"CLASSES": ["a", "b", "c"]}}, tmp_path / "released.pth")

@@ -9,7 +9,7 @@ from wbmm import cli
 from wbmm.io.reader import safe_load
 from wbmm.mm.backbone import WBMMBackbone
 from wbmm.mm.mm_checkpoint import MMCheckpoint
-from wbmm.models import released
+from wbmm.models import state
 from wbmm.models.state import CheckpointError
 
 CFG = "model = dict(backbone=dict(arch='wbmm_a_hier', dims=(8, 16, 32, 64), {} type='WBMMBackbone'), type='X')\n"
@@ -114,8 +114,8 @@ def test_errors():
 def test_reparam_reads_a_file_once_and_converts_its_names_once(tmp_path, monkeypatch, capsys):
     inner = released_dense_backbone("wbmm_t_dense")
     torch.save({"state_dict": {f"backbone.{key}": value for key, value in inner.items()}}, tmp_path / "released.pth")
-    converted, original = [], released._rename
-    monkeypatch.setattr(released, "_rename", lambda *args: converted.append(args[0]) or original(*args))
+    converted, original = [], state._rename
+    monkeypatch.setattr(state, "_rename", lambda *args: converted.append(args[0]) or original(*args))
     reads = count_reads(monkeypatch)
     assert cli.main(["reparam", str(tmp_path / "released.pth"), str(tmp_path / "fused.pth"), "--check"]) == 0
     assert reads == ["released.pth"]

@@ -10,7 +10,7 @@ from mmengine.runner import CheckpointLoader, load_checkpoint
 
 from tests.mm.helpers import Bomb
 from wbmm.mm.loading import use_safe_reader
-from wbmm.mm.mm_checkpoint import read_checkpoint
+from wbmm.mm.mm_checkpoint import read_mm_checkpoint
 from wbmm.models.state import CheckpointError
 
 
@@ -31,7 +31,7 @@ def evil(tmp_path):
 
 def test_files(evil):
     for door in (
-        lambda: read_checkpoint(evil),
+        lambda: read_mm_checkpoint(evil),
         lambda: load_checkpoint(torch.nn.Linear(1, 1), str(evil)),
         lambda: CheckpointLoader.load_checkpoint(str(evil)),
     ):
@@ -58,7 +58,7 @@ def test_other_places_are_not_read(scheme):
 
 def test_a_configuration_that_resuming_would_run_is_left_out(tmp_path):
     torch.save({"meta": {"config": "import os; os.mkdir('x')", "iter": 3}, "state_dict": {}}, tmp_path / "a.pth")
-    assert read_checkpoint(tmp_path / "a.pth")["meta"] == {"iter": 3}
+    assert read_mm_checkpoint(tmp_path / "a.pth")["meta"] == {"iter": 3}
 
 
 def test_a_runners_own_objects_are_read(tmp_path):
@@ -68,14 +68,14 @@ def test_a_runners_own_objects_are_read(tmp_path):
         "message_hub": {"log_scalars": {"train/loss": HistoryBuffer([1.0, 2.0], [1, 1])}},
     }
     torch.save(contents, tmp_path / "a.pth")
-    assert read_checkpoint(tmp_path / "a.pth")["message_hub"]["log_scalars"]["train/loss"].mean() == 1.5
+    assert read_mm_checkpoint(tmp_path / "a.pth")["message_hub"]["log_scalars"]["train/loss"].mean() == 1.5
     assert CheckpointLoader.load_checkpoint(str(tmp_path / "a.pth"))["meta"] == {"iter": 3}
 
 
 def test_not_a_checkpoint(tmp_path):
     torch.save([1, 2], tmp_path / "a.pth")
     with pytest.raises(CheckpointError, match="holds a list, not a checkpoint"):
-        read_checkpoint(tmp_path / "a.pth")
+        read_mm_checkpoint(tmp_path / "a.pth")
     with pytest.raises(CheckpointError, match="there is no such file"):
         CheckpointLoader.load_checkpoint(str(tmp_path / "b.pth"))
 
@@ -94,4 +94,4 @@ class Reach:
 def test_the_stand_in_for_getattr_gives_statistics_only(tmp_path, name):
     torch.save({"state_dict": {}, "x": Reach(name)}, tmp_path / "a.pth")
     with pytest.raises(CheckpointError, match="refused"):
-        read_checkpoint(tmp_path / "a.pth")
+        read_mm_checkpoint(tmp_path / "a.pth")

@@ -16,7 +16,7 @@ import wbmm
 import wbmm.mm.register
 from tests.helpers import randomize
 from tests.mm.helpers import Bomb, on_meta
-from wbmm.mm.timm_backbone import TimmBackbone, load_timm_weights
+from wbmm.mm.backbone import TimmBackbone, load_timm_weights
 from wbmm.models.state import CheckpointError
 
 ARGS = {"dims": (8, 16, 24, 32), "depths": (2, 1, 3, 1)}

@@ -16,7 +16,7 @@ SCRIPT = """
 import contextlib, io, json, sys
 sys.modules.update(dict.fromkeys({modules!r}))
 from wbmm import cli
-from wbmm.mm import detect, exportable, prepare, segment, timm_backbone
+from wbmm.mm import backbone, detect, exportable, prepare, segment
 from wbmm.mm.tools import evaluate_tool, train_tool
 
 def run(call):

@@ -126,7 +126,7 @@ def test_an_empty_batch():
 
 def test_drop_path_grows_with_depth():
     model = timm.create_model("wbmm_a", drop_path_rate=0.3)
-    rates = [getattr(b.drop_path, "drop_prob", 0.0) for stage in model.stages for b in stage.blocks]
+    rates = [getattr(b.ffn.drop_path, "drop_prob", 0.0) for stage in model.stages for b in stage.blocks]
     assert rates[0] == 0
     assert rates == sorted(rates)
     assert rates[-1] == pytest.approx(0.3)

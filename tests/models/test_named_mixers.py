@@ -11,7 +11,7 @@ import torch.nn as nn
 import wbmm
 from tests.helpers import randomize
 from wbmm.io.card import card_of
-from wbmm.io.weights import load_weights
+from wbmm.io.files import load_weights
 from wbmm.models.identify import identify
 from wbmm.models.named_mixers import MIXERS, name_when_fused
 from wbmm.models.pattern import parse_windows

@@ -66,6 +66,7 @@ def test_a_released_hub_file_through_timm(monkeypatch, wrap, changes):
         return wrap(dict(released))
 
     monkeypatch.setattr(timm.models._builder, "load_state_dict_from_hf", download)
+    monkeypatch.setattr("wbmm.models.hub.try_to_load_from_cache", lambda *_: "/cached")
     model = timm.create_model("wbmm_p", pretrained=True, **changes)
     assert asked == [("wansong-s/WBMM", "wbmm_p_in1k_224_w7.pth")]
     table = released["stages.1.0.dwconv.relative_position_bias_table"]

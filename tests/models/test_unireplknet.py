@@ -11,7 +11,7 @@ import wbmm
 from tests.helpers import randomize
 from tests.reference import FOLDER, image, released_logits, released_state_dict
 from wbmm.io.card import card_of, recognise
-from wbmm.io.weights import load_weights
+from wbmm.io.files import load_weights
 from wbmm.layers import DepthwiseConv2d, DilatedReparamConv2d, FusedDepthwiseConv2d
 from wbmm.models.identify import identify
 from wbmm.models.pattern import parse_pattern

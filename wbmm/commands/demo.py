@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from wbmm.extras import PACKAGES
+from wbmm.extras import PACKAGES, is_installed
 from wbmm.text import render_table
 from wbmm.train.config import load_config
 from wbmm.train.fit import fit
@@ -75,7 +75,7 @@ def _deploy(cfg, out: Path):
     from wbmm.io.files import load_model, save_model
     from wbmm.models.fuse import fuse
     from wbmm.train import checkpoint
-    from wbmm.train.sets import build_eval
+    from wbmm.train.build import build_eval
 
     model = load_model(out / checkpoint.LAST, ema=False)
     fused = fuse(model)
@@ -99,12 +99,7 @@ def _logits(model, batches) -> torch.Tensor:
 
 def _check_packages() -> None:
     """Before training, not after it."""
-    missing = []
-    for name in NEEDED:
-        try:
-            __import__(name)
-        except ImportError:
-            missing.append(name)
+    missing = [name for name in NEEDED if not is_installed(name)]
     if missing:
         extras = ",".join(sorted({package.extra for package in PACKAGES if package.module in missing}))
         raise ValueError(f"the demo needs {', '.join(missing)}: pip install 'wbmm[{extras}]'")

@@ -6,8 +6,7 @@ import importlib.metadata
 import os
 import platform
 
-from wbmm.extras import PACKAGES, Package, install_command
-from wbmm.machine import silence_telemetry
+from wbmm.extras import PACKAGES, Package, install_command, silence_telemetry
 from wbmm.mm import MMCV_HELP, check_mmcv_ops
 from wbmm.text import render_table
 

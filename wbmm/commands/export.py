@@ -6,8 +6,8 @@ from pathlib import Path
 import timm
 import torch.nn as nn
 
+from wbmm.deploy.export import FORMATS, Exportable, ExportReport, as_exportable, check_format, export_to_file
 from wbmm.deploy.export.graph import INPUT_NAME
-from wbmm.deploy.export.pipeline import FORMATS, Exportable, ExportReport, as_exportable, check_format, export_to_file
 from wbmm.io.card import check_timm_name
 from wbmm.io.files import describe_source, load_model
 from wbmm.layers import Block

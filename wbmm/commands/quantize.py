@@ -7,11 +7,10 @@ from pathlib import Path
 
 from wbmm.data.images import check_batch, match_classes, no_more_than, open_labelled
 from wbmm.data.sources import Source
-from wbmm.deploy.evaluate import add_data_arguments
+from wbmm.deploy.evaluate import FORM_HEADERS, ComparisonImages, Quality, add_data_arguments, measure_files
 from wbmm.deploy.quantize.calibrate import Calibration, read_calibration
-from wbmm.deploy.quantize.choose import GROUPS, Layer, LayerChoice, Quality
+from wbmm.deploy.quantize.choose import GROUPS, Layer, LayerChoice
 from wbmm.deploy.quantize.convert import BACKENDS, PRECISIONS, check_request, convert_precision, float_file, target_of
-from wbmm.deploy.quantize.measure import HEADERS, ComparisonImages, measure_files
 from wbmm.io.card import ModelCard
 from wbmm.text import render_table
 
@@ -65,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         measured = measure_files([path, output], images, before)
     labels = (f"float32, {backend.runtime}", f"{args.precision}, {backend.runtime}")
     rows = [item.row(label) for item, label in zip(measured, labels, strict=True)]
-    print("\n" + render_table(HEADERS, rows, markdown=args.markdown))
+    print("\n" + render_table(FORM_HEADERS, rows, markdown=args.markdown))
     if labelled is None:
         print(f"\nagreement is on {calibration.what}; accuracy needs labelled images (--data DIR)")
     print(f"\n{output}: {converted.card.describe()}")

@@ -1,10 +1,12 @@
-"""`wbmm eval`: accuracy of a file in any form, or of several beside each other, on labelled images."""
+"""`wbmm eval`: accuracy of a file in any form, or of several beside each other; agreement, size and time of each."""
 
 import argparse
+import math
 import os
 import sys
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -12,17 +14,38 @@ from torch import Tensor
 
 from wbmm.data.classes import is_right
 from wbmm.data.images import batches, match_classes, no_more_than, open_labelled
+from wbmm.data.sources import Source
 from wbmm.io.card import ModelCard
+from wbmm.io.files import file_size
 from wbmm.progress import progress_bar
 from wbmm.text import render_table
+from wbmm.timing import time_interleaved
 
 from .compiled import add_runtime_argument, open_compiled
+from .runtime import open_runner
 
-__all__ = ["EXAMPLE", "Evaluation", "add_arguments", "add_data_arguments", "agreement", "collect", "run", "top"]
+__all__ = [
+    "EXAMPLE",
+    "FORM_HEADERS",
+    "ComparisonImages",
+    "Evaluation",
+    "MeasuredFile",
+    "Quality",
+    "add_arguments",
+    "add_data_arguments",
+    "collect",
+    "measure_files",
+    "quality",
+    "run",
+    "top",
+]
 
 EXAMPLE = "wbmm eval runs/wbmm_t/best.pt wbmm_t.safetensors wbmm_t.onnx --data /data/imagenet"
 HEADERS = ("file", "runs as", "images", "top-1 %", "top-5 %", "images/s")
 COMPARED = ("same top-1 as the first %", "largest logit difference")
+FORM_HEADERS = ("form", "file", "MB", "images", "top-1 %", "same top-1 as float32 %", "ms an image", "speed to float32")
+PAUSE_S = 0.05  # the threads of one runtime spin for a while after a call, and would slow the next one down
+DEVICE = "cpu"  # where OpenVINO and ONNX Runtime compute in INT8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -99,11 +122,6 @@ def top(outputs: Evaluation, k: int) -> float:
     return 100 * is_right(outputs.logits, outputs.labels, k).double().mean().item()
 
 
-def agreement(outputs: Evaluation, reference: Evaluation) -> float:
-    """For how many images the first class is the same, in per cent."""
-    return 100 * (outputs.logits.argmax(1) == reference.logits.argmax(1)).double().mean().item()
-
-
 def classifier(runner, name: str):
     """The runner, if it is of a classifier."""
     if runner.card.kind != "classifier" or not runner.card.num_classes:
@@ -174,4 +192,123 @@ def _compared(outputs: Evaluation, reference: Evaluation, card: ModelCard) -> li
             f"{tuple(reference.logits.shape)}: they cannot be compared"
         )
     difference = (outputs.logits - reference.logits).abs().max().item()
-    return [f"{agreement(outputs, reference):.2f}", f"{difference:.1e}"]
+    return [f"{quality(outputs.logits, reference.logits).agreement:.2f}", f"{difference:.1e}"]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """How near a quantised model is to its float one.
+
+    Attributes:
+        agreement: per cent of images with the same first class.
+        noise: of the logits, relative to their spread over the classes; a mean over images.
+    """
+
+    agreement: float
+    noise: float
+
+
+USELESS = Quality(0.0, math.inf)
+
+
+def quality(logits: Tensor, reference: Tensor) -> Quality:
+    """Compares `[N, classes]` with the float model's."""
+    if not logits.isfinite().all():
+        return USELESS
+    same = 100 * (logits.argmax(1) == reference.argmax(1)).double().mean().item()
+    spread = (reference - reference.mean(1, keepdim=True)).norm(dim=1).clamp_min(1e-12)
+    return Quality(same, ((logits - reference).norm(dim=1) / spread).mean().item())
+
+
+@dataclass(frozen=True)
+class MeasuredFile:
+    """One form of a model.
+
+    Attributes:
+        file: its name.
+        bytes: of the file.
+        images: how many it was tried on.
+        top1: per cent, None without labels.
+        agreement: with the first form, per cent of images.
+        noise: of the logits, relative to their spread.
+        seconds: for one image; the median.
+        speed: as a ratio to the first form.
+    """
+
+    file: str
+    bytes: int
+    images: int
+    top1: float | None
+    agreement: float
+    noise: float
+    seconds: float
+    speed: float
+
+    def row(self, label: str) -> list[str]:
+        return [
+            label,
+            self.file,
+            f"{self.bytes / 2**20:.2f}",
+            str(self.images),
+            "-" if self.top1 is None else f"{self.top1:.2f}",
+            f"{self.agreement:.2f}",
+            f"{1000 * self.seconds:.2f}",
+            f"{self.speed:.2f}x",
+        ]
+
+
+@dataclass
+class ComparisonImages:
+    """The images that forms of a model are compared on.
+
+    Attributes:
+        labelled: a set to evaluate on, or None.
+        others: `[N, C, H, W]`; compared on where there is no set, and timed with.
+        workers, skip_bad: of reading the set.
+    """
+
+    labelled: Source | None
+    others: Tensor
+    workers: int = 0
+    skip_bad: bool = False
+
+    def evaluate(self, path: Path) -> Evaluation:
+        runner = open_runner(path, DEVICE)
+        if self.labelled is None:
+            return Evaluation(runner(self.others), torch.zeros(len(self.others), dtype=torch.int64), 0.0)
+        return collect(runner, self.labelled, workers=self.workers, skip_bad=self.skip_bad, label=path.name)
+
+    def accuracy(self, outputs: Evaluation) -> float | None:
+        return None if self.labelled is None else top(outputs, 1)
+
+
+def measure_files(
+    files: list[Path], images: ComparisonImages, first: Evaluation | None = None, rounds: int = 30
+) -> list[MeasuredFile]:
+    """Runs files over the same images and times them in turn.
+
+    Args:
+        files: the first is what the others are compared with.
+        first: its outputs, if they are known.
+    """
+    outputs = [first or images.evaluate(files[0]), *map(images.evaluate, files[1:])]
+    image = images.others[:1].contiguous()
+    calls = {path: partial(open_runner(path, DEVICE), image) for path in files}
+    timings = time_interleaved(calls, rounds=rounds, warmup=5, pause=PAUSE_S, device=DEVICE)
+    rows = []
+    for path, found in zip(files, outputs, strict=True):
+        likeness = quality(found.logits, outputs[0].logits)
+        seconds = timings[path].median
+        rows.append(
+            MeasuredFile(
+                path.name,
+                file_size(path),
+                len(found.logits),
+                images.accuracy(found),
+                likeness.agreement,
+                likeness.noise,
+                seconds,
+                timings[files[0]].median / seconds,
+            )
+        )
+    return rows

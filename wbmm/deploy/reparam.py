@@ -11,9 +11,8 @@ from torch import Tensor
 
 from wbmm.data.images import check_batch
 from wbmm.io.card import ModelCard, form_of
-from wbmm.io.files import describe_source, open_checkpoint, write_weights
+from wbmm.io.files import describe_source, open_checkpoint, round_weights, write_weights
 from wbmm.io.reader import CheckpointFile
-from wbmm.io.weights import round_weights
 from wbmm.machine import versions
 from wbmm.models.fuse import fuse
 from wbmm.models.state import CheckpointError

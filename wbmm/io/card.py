@@ -17,6 +17,7 @@ import torch.nn as nn
 from timm.data.transforms_factory import transforms_imagenet_eval
 from torch import Tensor
 
+from wbmm.fields import is_number, is_text, is_whole
 from wbmm.layers import Block, FusedBlock
 from wbmm.layers.fused import CompactMixer, DenseWBMM2d
 from wbmm.machine import versions
@@ -29,7 +30,6 @@ from wbmm.ops.modules import WindowLayer
 from wbmm.text import first_line, printable
 from wbmm.zoo import load_zoo
 
-from .field_checks import is_number, is_text, is_whole
 from .picture_pipeline import PicturePipeline
 from .reader import CheckpointFile
 

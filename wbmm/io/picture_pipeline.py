@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from wbmm.fields import is_number, is_whole
 from wbmm.models.state import CheckpointError
-
-from .field_checks import is_number, is_whole
 
 __all__ = ["PicturePipeline"]
 

@@ -1,4 +1,4 @@
-"""Whether a .pt2 file holds a plain program and nothing else.
+"""Whether a .pt2 file holds a plain program and nothing else; and writes such files.
 
 `torch.export.load` unpickles parts of a file, evaluates its expressions with sympy's `eval`, makes Python source of its
 names, finds operators by any dotted name under `torch`, and loads compiled libraries. So a file is read here first, and
@@ -9,6 +9,7 @@ reads is a new archive of the parts that were checked, so that it cannot see ano
 import io
 import json
 import math
+import operator
 import re
 import zipfile
 from dataclasses import dataclass
@@ -19,12 +20,24 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
+from wbmm.extras import EXPORTERS, quiet
 from wbmm.models.state import CheckpointError
 from wbmm.text import first_line, printable
 
+from .card import ModelCard
 from .digest import DAMAGED, digest_of_parts
+from .reader import METADATA_KEY
 
-__all__ = ["DIGEST_PART", "OPERATORS", "Parts", "check_archive", "check_sizes", "read_parts"]
+__all__ = [
+    "DIGEST_PART",
+    "OPERATORS",
+    "Parts",
+    "check_archive",
+    "check_operators",
+    "check_sizes",
+    "read_parts",
+    "save_program",
+]
 
 # The operators that a program may call. Collected by exporting, with a fixed size, any batch and any size: the
 # training, compact and dense forms of the family (plain, hierarchical and multi-kernel, every padding mode), every
@@ -335,3 +348,25 @@ def _imagined(value: Tensor, usual: tuple[int, int, int, int]) -> Tensor:
         return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype)
     shape = [side if isinstance(side, int) else free for side, free in zip(value.shape, usual, strict=True)]
     return torch.empty(shape, dtype=value.dtype)
+
+
+def check_operators(program: torch.export.ExportedProgram, card: ModelCard) -> None:
+    """Raises if a program has an operator that `check_archive` would not let in again."""
+    called = {node.target for node in program.graph.nodes if node.op == "call_function"} - {operator.getitem}
+    for target in called:
+        name = f"torch.ops.{target}" if isinstance(target, torch._ops.OpOverload) else f"_operator.{target.__name__}"
+        if name not in OPERATORS:
+            raise ValueError(f"{card.model} computes {name}, which .pt2 files may not hold here; take onnx or openvino")
+
+
+def save_program(program: torch.export.ExportedProgram, card: ModelCard, path: Path) -> None:
+    """Writes the file with its card and its checksum."""
+    contents = io.BytesIO()  # torch's own writer ends the process when a disk is full
+    with quiet(*EXPORTERS):
+        torch.export.save(program, contents, extra_files={f"{METADATA_KEY}.json": card.to_json()})
+    with zipfile.ZipFile(contents, "a") as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
+        root = next(iter(parts)).partition("/")[0]
+        digest = digest_of_parts({name.partition("/")[2]: content for name, content in parts.items()})
+        archive.writestr(f"{root}/{DIGEST_PART}", digest)
+    path.write_bytes(contents.getbuffer())

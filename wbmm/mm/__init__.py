@@ -8,6 +8,8 @@ a module of the first kind only inside a function, after `require`.
 
 import importlib
 
+from wbmm.extras import install_extra
+
 __all__ = ["MMCV_HELP", "check_mmcv_ops", "require"]
 
 MMCV_HELP = (
@@ -25,7 +27,7 @@ def require(extra: str) -> None:
         try:
             importlib.import_module(name)
         except ImportError as error:
-            advice = f"pip install 'wbmm[{extra}]'"
+            advice = install_extra(extra)
             advice = f"{MMCV_HELP}, then {advice}" if name == "mmcv" else advice
             raise ImportError(f"{_TASKS[extra]} needs {name}, which cannot be imported ({error}): {advice}") from None
     if extra == "det":

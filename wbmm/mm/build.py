@@ -18,7 +18,7 @@ from wbmm.models.state import CheckpointError
 
 from . import register, require  # noqa: F401  (registers the backbones)
 from .loading import describe_misfit, use_safe_reader
-from .mm_checkpoint import MMCheckpoint, read_checkpoint
+from .mm_checkpoint import MMCheckpoint, read_mm_checkpoint
 
 __all__ = [
     "build_detector",
@@ -106,7 +106,7 @@ def without_sync_bn(config: object) -> object:
 
 
 def _read_weights(path: str | Path) -> MMCheckpoint:
-    contents = read_checkpoint(path)
+    contents = read_mm_checkpoint(path)
     try:
         return MMCheckpoint(contents)
     except CheckpointError as error:

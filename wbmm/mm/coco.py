@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from wbmm.io.field_checks import is_number
+from wbmm.fields import is_number
 from wbmm.progress import progress_bar
 
 __all__ = ["CocoReport", "check_annotations", "picture_size", "read_annotations"]

@@ -7,7 +7,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from wbmm.deploy.export.pipeline import Exportable
+from wbmm.deploy.export import Exportable
+from wbmm.extras import install_extra
 from wbmm.io.card import ModelCard
 from wbmm.io.picture_pipeline import PicturePipeline
 
@@ -28,7 +29,7 @@ def open_exportable(config: Path, checkpoint: Path, features: bool = False) -> E
         from .build import build_detector, build_segmentor, load_mm_config
     except ImportError as error:
         raise ValueError(
-            f"--config needs MMSegmentation or MMDetection ({error}): pip install 'wbmm[seg]' or 'wbmm[det]'"
+            f"--config needs MMSegmentation or MMDetection ({error}): {install_extra('seg')}, or {install_extra('det')}"
         ) from None
     cfg = load_mm_config(config)
     kind = "segmentor" if "decode_head" in cfg.model else "detector"

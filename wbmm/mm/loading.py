@@ -13,11 +13,10 @@ from mmengine.runner import CheckpointLoader
 from torch import Tensor
 
 from wbmm.models.identify import identify
-from wbmm.models.released import convert_released
-from wbmm.models.state import CheckpointError, find_state_dict
+from wbmm.models.state import CheckpointError, convert_released, find_state_dict
 from wbmm.text import printable, some
 
-from .mm_checkpoint import PREFIX, MMCheckpoint, read_checkpoint
+from .mm_checkpoint import PREFIX, MMCheckpoint, read_mm_checkpoint
 from .pretrained import fetch
 
 __all__ = ["check_fits", "check_load_from", "describe_misfit", "find_checkpoints", "prepare_resume", "use_safe_reader"]
@@ -40,7 +39,7 @@ def use_safe_reader() -> None:
 # mmengine logs the part of these names after `load_from_`.
 def _load_from_checked_file(filename: str, map_location=None) -> dict:
     contents = _checked.pop(filename, None)
-    return read_checkpoint(fetch(filename)) if contents is None else contents
+    return read_mm_checkpoint(fetch(filename)) if contents is None else contents
 
 
 def _load_from_nowhere(filename: str, map_location=None) -> dict:
@@ -95,7 +94,7 @@ def find_checkpoints(work_dir: str | Path) -> list[Path]:
 
 
 def _read_run(path: Path) -> dict:
-    contents = read_checkpoint(path)
+    contents = read_mm_checkpoint(path)
     missing = [key for key in _NEEDED if key not in contents]
     if missing:
         raise CheckpointError(f"{path}: no checkpoint of a run that could continue; it has no {missing[0]}")
@@ -104,7 +103,7 @@ def _read_run(path: Path) -> dict:
 
 def check_load_from(source: str) -> None:
     """Raises unless a file holds weights that training can start from; mmengine's own loading would say nothing."""
-    contents = read_checkpoint(fetch(source))
+    contents = read_mm_checkpoint(fetch(source))
     try:
         checkpoint = MMCheckpoint(contents)
     except CheckpointError as error:

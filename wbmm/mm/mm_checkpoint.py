@@ -1,6 +1,7 @@
 """Checkpoints of segmentors and detectors: read once, recognised, and with their backbone fused (`wbmm reparam`)."""
 
 import argparse
+import ast
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,22 +15,27 @@ from wbmm.deploy.reparam import HEADERS, Size, report_difference
 from wbmm.io.atomic import atomic_path
 from wbmm.io.card import MOST_CHANNELS, ModelCard, check_args
 from wbmm.io.digest import DIGEST_KEY, digest
-from wbmm.io.files import describe_source, to_pth
+from wbmm.io.files import describe_source, round_weights, to_pth
 from wbmm.io.reader import METADATA_KEY, safe_load
-from wbmm.io.weights import round_weights
 from wbmm.machine import versions
 from wbmm.models.fuse import fuse
 from wbmm.models.identify import Signature, identify
 from wbmm.models.pattern import StageWindow
-from wbmm.models.released import convert_released
-from wbmm.models.state import CheckpointError, check_finite, find_state_dict
+from wbmm.models.state import CheckpointError, check_finite, convert_released, find_state_dict
 from wbmm.text import printable, render_table
 from wbmm.zoo import load_zoo
 
 from .backbone import WBMMBackbone
-from .config_text import read_model, set_backbone_form
 
-__all__ = ["PREFIX", "FuseReport", "MMCheckpoint", "read_checkpoint", "reparam_mm"]
+__all__ = [
+    "PREFIX",
+    "FuseReport",
+    "MMCheckpoint",
+    "read_mm_checkpoint",
+    "read_model",
+    "reparam_mm",
+    "set_backbone_form",
+]
 
 PREFIX = "backbone."
 CHECK_SIZE = (3, 250, 333)  # of the photographs that both forms are compared on; it fills no window
@@ -41,7 +47,7 @@ _BUILD_KEYS = (
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
-def read_checkpoint(path: str | os.PathLike) -> dict:
+def read_mm_checkpoint(path: str | os.PathLike) -> dict:
     """The contents of a segmentor's or detector's checkpoint, on the CPU, as plain data."""
     contents = safe_load(os.path.expanduser(path))
     if not isinstance(contents, dict):
@@ -55,7 +61,7 @@ class MMCheckpoint:
     """What a file of mmseg, of mmdet or of the authors holds; a `CheckpointError` if that is no state dict.
 
     Args:
-        contents: of `read_checkpoint`; left as they are.
+        contents: of `read_mm_checkpoint`; left as they are.
 
     Attributes:
         stored: the state dict, as the file has it.
@@ -234,3 +240,80 @@ def _architecture(seen: Signature, state_dict: dict[str, Tensor]) -> dict:
     windows = [window or StageWindow((7, 7)) for window in seen.windows]
     sizes = tuple(str(w) if w.hierarchical else w.size for w in windows)
     return {"dims": seen.dims, "pattern": seen.patterns, "window_size": sizes, "mixer": seen.mixer, **config}
+
+
+MOST_TEXT = 1 << 20  # characters; MMDetection's longest configuration has 20,000
+
+
+def read_model(text: str) -> dict | None:
+    """The `model` dict of a dumped configuration as plain data; None if it is not there or is more than literals."""
+    node = _model_node(text)
+    if node is None:
+        return None
+    try:
+        value = _literal(node)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def set_backbone_form(text: str, form: str) -> str:
+    """The text with `form` set in the model's backbone; as it is if there is no backbone written as `dict(...)`."""
+    backbone = _argument(_model_node(text), "backbone")
+    if not _is_dict_call(backbone):
+        return text
+    old = _argument(backbone, "form")
+    if old is not None:
+        return _splice(text, (old.lineno, old.col_offset), (old.end_lineno, old.end_col_offset), repr(form))
+    after_name = (backbone.func.end_lineno, backbone.func.end_col_offset + 1)
+    return _splice(text, after_name, after_name, f"form={form!r}, ")
+
+
+def _model_node(text: str) -> ast.expr | None:
+    if len(text) > MOST_TEXT:
+        return None
+    try:
+        statements = ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last: too many brackets inside each other
+        return None
+    for statement in statements:
+        if isinstance(statement, ast.Assign) and [getattr(t, "id", None) for t in statement.targets] == ["model"]:
+            return statement.value
+    return None
+
+
+def _argument(call: ast.expr | None, name: str) -> ast.expr | None:
+    keywords = call.keywords if isinstance(call, ast.Call) else []
+    return next((keyword.value for keyword in keywords if keyword.arg == name), None)
+
+
+def _is_dict_call(node: ast.expr | None) -> bool:
+    """Whether an expression is `dict(name=..., ...)`."""
+    return (
+        isinstance(node, ast.Call)
+        and getattr(node.func, "id", None) == "dict"
+        and not node.args
+        and all(keyword.arg is not None for keyword in node.keywords)
+    )
+
+
+def _literal(node: ast.expr) -> object:
+    """The value of an expression of literals and `dict(name=...)`; `ValueError` for anything else."""
+    if isinstance(node, ast.Call):
+        if not _is_dict_call(node):
+            raise ValueError("more than literals")
+        return {keyword.arg: _literal(keyword.value) for keyword in node.keywords}
+    if isinstance(node, ast.List | ast.Tuple):
+        values = [_literal(item) for item in node.elts]
+        return values if isinstance(node, ast.List) else tuple(values)
+    if isinstance(node, ast.Dict) and None not in node.keys:
+        return {_literal(k): _literal(v) for k, v in zip(node.keys, node.values, strict=True)}
+    return ast.literal_eval(node)
+
+
+def _splice(text: str, start: tuple[int, int], end: tuple[int, int], new: str) -> str:
+    """Replaces what stands between two positions; ast counts lines from 1 and columns in UTF-8 bytes."""
+    lines = [line.encode() for line in text.splitlines(keepends=True)]
+    offset = [sum(len(line) for line in lines[: line_number - 1]) + column for line_number, column in (start, end)]
+    data = b"".join(lines)
+    return (data[: offset[0]] + new.encode() + data[offset[1] :]).decode()

@@ -16,11 +16,10 @@ from timm.models._hub import download_from_hf
 from torch import Tensor
 
 from wbmm.io.digest import mapped
+from wbmm.io.files import load_weights
 from wbmm.io.reader import safe_load
-from wbmm.io.weights import load_weights
 from wbmm.models.identify import Signature, explain_mismatch, identify
-from wbmm.models.released import convert_released
-from wbmm.models.state import CheckpointError, find_state_dict
+from wbmm.models.state import CheckpointError, convert_released, find_state_dict
 from wbmm.text import first_line, printable, some
 from wbmm.zoo import load_zoo
 

@@ -16,11 +16,11 @@ from mmengine.optim import DefaultOptimWrapperConstructor
 from mmengine.registry import HOOKS, MODELS, OPTIM_WRAPPER_CONSTRUCTORS
 
 from wbmm.io.atomic import atomic_path
+from wbmm.mm.backbone import TimmBackbone
 from wbmm.models.layer_groups import layer_group, layer_scale, num_groups
 
 from .backbone import WBMMBackbone
 from .mm_checkpoint import PREFIX
-from .timm_backbone import TimmBackbone
 
 __all__ = ["ATOMIC", "AtomicBackend", "BroadcastBuffersHook", "LabelRangeHook", "LayerDecayConstructor"]
 

@@ -16,18 +16,20 @@ import torch.nn.functional as F
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import LayerNorm2d, NormMlpClassifierHead, calculate_drop_path_rates, get_device_dtype, trunc_normal_
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models._builder import resolve_pretrained_cfg
 from timm.models._features import feature_take_indices
 from torch import Tensor
 
 from wbmm.layers import Block, PackedConv2d
+from wbmm.models.state import convert_released
 from wbmm.ops.windows import to_channels_last
 from wbmm.zoo import ZooModel, load_zoo
 
+from .hub import fetch_weights
 from .identify import explain_mismatch
 from .named_mixers import MixerArgs, block_options, create_mixer, resolve_mixer
 from .pattern import parse_pattern, parse_windows
 from .recompute import run_checkpointed
-from .released import convert_released
 from .state import find_state_dict
 
 __all__ = ["WBMM"]
@@ -300,6 +302,8 @@ def checkpoint_filter_fn(state_dict: dict[str, Tensor], model: nn.Module) -> dic
 
 
 def _create_wbmm(variant: str, pretrained: bool = False, **kwargs) -> WBMM:
+    if pretrained:
+        _fetch_first(variant, kwargs)
     return build_model_with_cfg(
         WBMM,
         variant,
@@ -308,6 +312,13 @@ def _create_wbmm(variant: str, pretrained: bool = False, **kwargs) -> WBMM:
         feature_cfg={"out_indices": (0, 1, 2, 3), "flatten_sequential": True},
         **kwargs,
     )
+
+
+def _fetch_first(variant: str, kwargs: dict) -> None:
+    """Brings published weights into the hub's cache, where timm then finds them; one line if that fails."""
+    cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), kwargs.get("pretrained_cfg_overlay"))
+    if cfg.hf_hub_id and cfg.hf_hub_filename and not (cfg.file or cfg.state_dict or cfg.url):
+        fetch_weights(variant, cfg.hf_hub_id, cfg.hf_hub_filename)
 
 
 def _cfg(**kwargs) -> dict:

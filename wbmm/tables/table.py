@@ -9,8 +9,8 @@ import torch
 
 import wbmm.models  # noqa: F401  (registers them)
 from wbmm.bench.setting import Setting, add_setting_arguments
-from wbmm.ops.backends.onednn.convolution import LEAST_SIDE
 from wbmm.ops.backends.onednn.linear import takes_onednn
+from wbmm.ops.backends.onednn.windowed import LEAST_SIDE
 from wbmm.paper_tables import Row, get_table, load_tables
 from wbmm.train.runs import RunFacts
 

@@ -15,10 +15,13 @@ from wbmm.io.card import ModelCard
 from wbmm.layers import DenseWBMM2d, FusedFeedForward
 from wbmm.layers.fused import CompactMixer
 from wbmm.ops import reference
-from wbmm.ops.backends.onednn.convolution import is_convolvable, table_to_kernel, windowed_convolution
+from wbmm.ops.backends.onednn.windowed import is_convolvable, table_to_kernel, windowed_convolution
 from wbmm.ops.reference import opaque_product
 from wbmm.ops.tables import scales_of
 from wbmm.ops.windows import crop, pad_to_windows
+from wbmm.text import first_line
+
+from .verify import Shapes
 
 __all__ = [
     "INPUT_NAME",
@@ -29,6 +32,7 @@ __all__ = [
     "Normalize",
     "OpaqueFeedForward",
     "OpaqueMixer",
+    "capture",
     "make_opaque",
     "opaque_convolution",
     "opaque_ffn",
@@ -215,3 +219,25 @@ def make_opaque(module: nn.Module, convolutions: bool = False) -> nn.Module:
         else:
             make_opaque(child, convolutions)
     return module
+
+
+# Where in the source an operator comes from: no use in a file, and it holds this machine's paths.
+_PRIVATE = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node")
+
+
+@torch.no_grad()
+def capture(graph: nn.Module, shapes: Shapes, card: ModelCard) -> torch.export.ExportedProgram:
+    """Traces a module; if a dimension cannot be dynamic, it fails and says why."""
+    dtype = torch.uint8 if card.input == "uint8" else torch.float32
+    example = torch.zeros(shapes.example, dtype=dtype)
+    dims = shapes.dims()
+    try:
+        program = torch.export.export(graph, (example,), dynamic_shapes=(dims,) if dims else None)
+    except Exception as error:  # of many kinds: torch._dynamo's, torch.fx's, sympy's
+        reason = first_line(error).partition(" For more information")[0]
+        raise ValueError(f"{card.model} cannot be exported with {shapes.describe()}: {reason}") from error
+    for node in program.graph.nodes:
+        for key in _PRIVATE:
+            node.meta.pop(key, None)
+    program._example_inputs = None  # or the file would hold them, pickled
+    return program

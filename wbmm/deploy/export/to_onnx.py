@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from wbmm.deploy.packages import EXPORTERS, need, quiet
+from wbmm.extras import EXPORTERS, need, quiet
 from wbmm.io.card import ModelCard
 from wbmm.io.digest import DIGEST_KEY, EMPTY, seal
 from wbmm.io.reader import METADATA_KEY

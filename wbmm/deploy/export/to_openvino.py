@@ -13,7 +13,7 @@ import torch.nn as nn
 from timm.layers import LayerNorm2d
 from torch import Tensor
 
-from wbmm.deploy.packages import need
+from wbmm.extras import need
 from wbmm.io.card import ModelCard
 from wbmm.io.digest import DIGEST_KEY, EMPTY, seal
 from wbmm.io.reader import METADATA_KEY

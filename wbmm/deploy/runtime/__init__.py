@@ -1,8 +1,96 @@
 """What runs a model file: PyTorch, ONNX Runtime, OpenVINO or torch.export, a file each; `open_runner` chooses."""
 
-from .onnxruntime import onnx_session
-from .open import EXPORTED, open_runner, torch_runner
-from .openvino import openvino_model, read_openvino
-from .runner import Runner
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
 
-__all__ = ["EXPORTED", "Runner", "onnx_session", "open_runner", "openvino_model", "read_openvino", "torch_runner"]
+import timm
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from wbmm.io.card import ModelCard, card_of, check_model_name, form_of
+from wbmm.io.files import SUFFIXES, load_model
+from wbmm.models.state import CheckpointError
+from wbmm.text import first_line
+
+from .onnxruntime import onnx_session, open_onnx
+from .openvino import open_openvino, openvino_model, read_openvino
+from .runner import Runner, unreadable
+from .torchexport import open_program
+
+__all__ = [
+    "EXPORTED",
+    "Runner",
+    "onnx_session",
+    "open_runner",
+    "openvino_model",
+    "pretrained",
+    "read_openvino",
+    "torch_runner",
+]
+
+
+EXPORTED = {".onnx": open_onnx, ".xml": open_openvino, ".pt2": open_program}
+
+
+def open_runner(source: str | Path, device: str = "cpu", model: str | None = None, ema: bool = True) -> Runner:
+    """A model that is ready to run, from any file or name.
+
+    Args:
+        source: an .onnx, .xml (OpenVINO) or .pt2 (torch.export) file of `wbmm export`, a checkpoint, or the name of a
+            model with pretrained weights.
+        device: `cpu`, `cuda` or, for another GPU than the first, `cuda:1`. OpenVINO files run on the CPU alone.
+        model: the model's name, where a checkpoint does not tell.
+        ema: a checkpoint's moving average, where it has one.
+    """
+    path = Path(source)
+    if path.suffix in EXPORTED:
+        runner = _open_exported(path, device)
+        check_model_name(runner.card, model)
+        return runner
+    if path.is_file():
+        net = load_model(path, model, ema)
+        return torch_runner(net, net.card, device)
+    name = str(source)
+    if timm.is_model(name.partition(".")[0]):
+        return torch_runner(pretrained(name), device=device)
+    if path.suffix in SUFFIXES or len(path.parts) > 1:
+        raise CheckpointError(f"{path}: there is no such file")
+    near = difflib.get_close_matches(name, timm.list_models(), n=2)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    raise CheckpointError(f"{name}: neither a file nor a model that timm knows{hint}")
+
+
+def _open_exported(path: Path, device: str) -> Runner:
+    try:
+        return EXPORTED[path.suffix](path, device)
+    except ValueError:
+        raise
+    except Exception as error:  # a file that is odd in a way nobody thought of
+        raise unreadable(path, path.suffix, error) from error
+
+
+def torch_runner(model: nn.Module, card: ModelCard | None = None, device: str = "cpu") -> Runner:
+    """A PyTorch model as a runner."""
+    card = card or card_of(model)
+    model = model.to(device).eval()
+    features = card.kind == "features"
+
+    @torch.inference_mode()
+    def forward(images: Tensor) -> Sequence[Tensor]:
+        images = images.to(device)
+        outputs = model.forward_intermediates(images, intermediates_only=True) if features else (model(images),)
+        return [output.float().cpu() for output in outputs]
+
+    return Runner(f"PyTorch, {form_of(model)}", card, forward, net=model)
+
+
+def pretrained(name: str) -> nn.Module:
+    """A model of timm's with its pretrained weights, or an error that says why they cannot be had."""
+    try:
+        return timm.create_model(name, pretrained=True)
+    except Exception as error:  # no weights known, no network, a hub's own errors
+        raise CheckpointError(
+            f"{name}: its pretrained weights cannot be had ({first_line(error)}); give a file"
+        ) from None

@@ -10,7 +10,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from wbmm.deploy.packages import need
+from wbmm.extras import need
 from wbmm.io.digest import verify_digest
 from wbmm.io.reader import METADATA_KEY
 from wbmm.io.screen import screen_openvino

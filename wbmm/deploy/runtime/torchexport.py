@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from wbmm.deploy.packages import EXPORTERS, quiet
+from wbmm.extras import EXPORTERS, quiet
 from wbmm.io.pt2 import check_archive, check_sizes
 from wbmm.io.reader import METADATA_KEY
 
