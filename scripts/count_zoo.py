@@ -1,20 +1,31 @@
-"""Counts every model of wbmm/zoo.yaml into wbmm/zoo_counts.yaml, from which `wbmm list` reads. Run it after a change.
+"""Counts parameters and FLOPs of the zoo. Run it after a change in wbmm/zoo.yaml; then run tools/make_zoo.py.
 
-python scripts/count_zoo.py
+python scripts/count_zoo.py                 # models, into wbmm/zoo_counts.yaml, which `wbmm list` reads
+python scripts/count_zoo.py --downstream    # segmentors and detectors, into wbmm/downstream_counts.yaml; needs mm
 """
 
+import sys
 from pathlib import Path
 
+import torch
 import yaml
 
+from wbmm.bench.det import SIZE, OnFixedRois
+from wbmm.bench.seg import COST_SIZE
 from wbmm.models.fuse import fuse
 from wbmm.models.profile import build_on_meta, count_macs, count_params
-from wbmm.zoo import load_zoo
+from wbmm.zoo import Downstream, load_downstream, load_zoo
 
-COUNTS = Path(__file__).parents[1] / "wbmm" / "zoo_counts.yaml"
+PACKAGE = Path(__file__).parents[1] / "wbmm"
+COUNTS, DOWNSTREAM = PACKAGE / "zoo_counts.yaml", PACKAGE / "downstream_counts.yaml"
 HEADER = """\
 # Written by scripts/count_zoo.py from zoo.yaml. params: of the training form. params_fused: of the compact fused form.
 # macs: multiply-adds of the fused form for one image of 224x224.
+"""
+DOWNSTREAM_HEADER = """\
+# Written by scripts/count_zoo.py --downstream from zoo.yaml. Whole models, auxiliary head included in the parameters.
+# macs: multiply-adds of the fused form for one image: 512x2048 for UPerNet; 800x1280 for Cascade Mask R-CNN, with as
+# many RoIs as in testing.
 """
 
 
@@ -28,6 +39,28 @@ def count(name: str) -> dict[str, int]:
     }
 
 
+def count_downstream(model: Downstream) -> dict[str, int]:
+    from wbmm.mm.build import build_detector, build_segmentor, load_mm_config
+
+    segments = model.task == "segmentation"
+    config = load_mm_config(PACKAGE.parent / model.config, task=model.task)
+    if "sync_bn" in config.model.backbone:
+        config.model.backbone.sync_bn = False
+    with torch.device("meta"):
+        net = (build_segmentor if segments else build_detector)(config)
+        counts = {"params": count_params(net), "params_fused": count_params(fuse(net))}
+        if not segments and "cascade" not in model.name:
+            return counts
+        fused = fuse(net if segments else OnFixedRois(net).eval())
+    return {**counts, "macs": count_macs(fused, COST_SIZE if segments else SIZE)[""]}
+
+
+def write(path: Path, header: str, counts: dict) -> None:
+    path.write_text(header + yaml.safe_dump(counts, sort_keys=False, default_flow_style=None), encoding="utf-8")
+
+
 if __name__ == "__main__":
-    counts = {name: count(name) for name in load_zoo()}
-    COUNTS.write_text(HEADER + yaml.safe_dump(counts, sort_keys=False, default_flow_style=None), encoding="utf-8")
+    if "--downstream" in sys.argv[1:]:
+        write(DOWNSTREAM, DOWNSTREAM_HEADER, {n: count_downstream(model) for n, model in load_downstream().items()})
+    else:
+        write(COUNTS, HEADER, {name: count(name) for name in load_zoo()})

@@ -9,7 +9,7 @@ from importlib import resources
 
 import yaml
 
-__all__ = ["ZooModel", "load_counts", "load_zoo"]
+__all__ = ["Downstream", "ZooModel", "load_counts", "load_downstream", "load_downstream_counts", "load_zoo"]
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class ZooModel:
         name: its name in timm's registry.
         task: `classification`, `dense` (all 7x7), `hierarchical` or `baseline`.
         dims: channels of each stage.
-        pattern: blocks of each stage, a letter a block.
+        pattern: blocks of each stage, one letter per block.
         window: window of each stage, for WBMM.
-        mixer: what stands in W blocks.
-        paper: what the paper prints: `params` (M), `flops` (G), `top1` (%), `table`.
+        mixer: the operator in W blocks.
+        paper: the paper's figures: `params` (M), `flops` (G), `top1` (%), `table`.
         weights: tag to `{hub, file}`, and `sha256` of the file where it is known.
         config: the training configuration, relative to the project's root.
     """
@@ -39,23 +39,64 @@ class ZooModel:
     config: str | None = None
 
 
+@dataclass(frozen=True)
+class Downstream:
+    """A segmentor or detector on a backbone.
+
+    Attributes:
+        name: that of its configuration, up to the schedule: `wbmm-t-dense_upernet`.
+        task: `segmentation` or `detection`.
+        backbone: a model of the zoo or of timm.
+        config: its configuration, relative to the project's root.
+        paper: the paper's figures: `params` (M), `flops` (G), `miou`, `miou_multi_scale`, `box_ap`, `mask_ap`, `table`.
+        weights: as in `ZooModel`.
+    """
+
+    name: str
+    task: str
+    backbone: str
+    config: str
+    paper: dict = field(default_factory=dict)
+    weights: dict = field(default_factory=dict)
+
+
 @lru_cache(maxsize=1)
 def load_zoo() -> dict[str, ZooModel]:
     """Every model of the zoo by name, in the file's order."""
-    text = resources.files("wbmm").joinpath("zoo.yaml").read_text(encoding="utf-8")
-    known = {f.name for f in fields(ZooModel)} - {"name"}
     zoo = {}
-    for name, entry in yaml.safe_load(text)["models"].items():
-        unknown = sorted(set(entry) - known)
-        if unknown:
-            raise ValueError(
-                f"zoo.yaml, {name}: unknown key {unknown[0]!r}; expected one of {', '.join(sorted(known))}"
-            )
+    for name, entry in _entries("models", ZooModel).items():
         tuples = {key: tuple(entry[key]) for key in ("dims", "pattern", "window") if key in entry}
         zoo[name] = ZooModel(name=name, **{**entry, **tuples})
     return zoo
 
 
+@lru_cache(maxsize=1)
+def load_downstream() -> dict[str, Downstream]:
+    """Every segmentor and detector by name, in the file's order."""
+    return {name: Downstream(name=name, **entry) for name, entry in _entries("downstream", Downstream).items()}
+
+
+def _entries(section: str, kind: type) -> dict[str, dict]:
+    entries, known = _read("zoo.yaml")[section], {f.name for f in fields(kind)} - {"name"}
+    for name, entry in entries.items():
+        unknown = sorted(set(entry) - known)
+        if unknown:
+            raise ValueError(
+                f"zoo.yaml, {name}: unknown key {unknown[0]!r}; expected one of {', '.join(sorted(known))}"
+            )
+    return entries
+
+
 def load_counts() -> dict[str, dict[str, int]]:
     """Name to `params` and `params_fused` (compact), and `macs`: multiply-adds of the fused form at 224x224."""
-    return yaml.safe_load(resources.files("wbmm").joinpath("zoo_counts.yaml").read_text(encoding="utf-8"))
+    return _read("zoo_counts.yaml")
+
+
+def load_downstream_counts() -> dict[str, dict[str, int]]:
+    """The same for segmentors (512x2048) and detectors (800x1280); no `macs` for Mask R-CNN."""
+    return _read("downstream_counts.yaml")
+
+
+@lru_cache(maxsize=4)
+def _read(file: str) -> dict:
+    return yaml.safe_load(resources.files("wbmm").joinpath(file).read_text(encoding="utf-8"))

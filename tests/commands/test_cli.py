@@ -12,12 +12,12 @@ import pytest
 import wbmm
 from wbmm import cli
 from wbmm.commands import doctor
+from wbmm.commands.list import rows as list_rows
 from wbmm.extras import Package
 from wbmm.ops import use_backend
 from wbmm.zoo import load_counts, load_zoo
 
 ROOT = Path(__file__).parents[2]
-README = ROOT / "models" / "README.md"
 _spec = importlib.util.spec_from_file_location("count_zoo", ROOT / "scripts" / "count_zoo.py")
 count_zoo = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(count_zoo)
@@ -119,22 +119,17 @@ def test_all_counts_are_those_of_the_models():
     assert load_counts() == {name: count_zoo.count(name) for name in load_zoo()}, "run: python scripts/count_zoo.py"
 
 
-def test_the_zoo_table_is_what_the_command_prints(capsys):
-    code, out, _ = run(capsys, "list", "--markdown")
+def test_list_as_markdown(capsys):
+    code, out, _ = run(capsys, "list", "wbmm_t*", "--markdown")
     assert code == 0
-    assert out.strip() in README.read_text(encoding="utf-8"), (
-        "run: wbmm list --markdown, and put its table into models/README.md"
-    )
+    assert [line.split(" | ")[0] for line in out.splitlines()[2:]] == ["| wbmm_t", "| wbmm_t_dense", "| wbmm_t_hier"]
 
 
 def test_figures_agree_with_the_paper_within_rounding():
-    """Or docs/models.md explains the difference. The table is what the test above compares with the command."""
+    """Or docs/models.md explains the difference."""
     explained = {("wbmm_p", "flops"), ("wbmm_s", "flops"), ("wbmm_t_hier", "flops"), ("wbmm_b", "params")}
     different = set()
-    rows = [line.strip("| \n").split(" | ") for line in README.read_text(encoding="utf-8").splitlines()]
-    rows = [row for row in rows if row[0] in load_zoo()]
-    assert len(rows) == len(load_zoo())
-    for row in rows:
+    for row in list_rows():
         name, _, _, params, paper_params, flops, paper_flops = row[:7]
         for kind, computed, paper in (("params", params, paper_params), ("flops", flops, paper_flops)):
             if paper != "-" and abs(float(computed) - float(paper)) > 0.0501:

@@ -24,11 +24,11 @@ HEADERS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("filter", nargs="?", default="*", help="names to show, with wildcards")
-    parser.add_argument("--markdown", action="store_true", help="print the table of models/README.md")
+    parser.add_argument("--markdown", action="store_true", help="as a Markdown table")
 
 
 def rows(name_filter: str = "*") -> list[list[str]]:
-    """A row a model: what scripts/count_zoo.py counted, at 224x224, beside what the paper prints."""
+    """One row per model: what scripts/count_zoo.py counted, at 224x224, and the paper's figures."""
     table, counts = [], load_counts()
     for model in load_zoo().values():
         if not fnmatch.fnmatch(model.name, name_filter):
@@ -58,5 +58,5 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"no model matches {args.filter!r}; `wbmm list` shows them all")
     print(render_table(HEADERS, table, markdown=args.markdown))
     if not args.markdown:
-        print("\nparams and FLOPs (multiply-adds at 224x224, fused) are computed; `paper` is what the paper prints")
+        print("\nparams and FLOPs (multiply-adds at 224x224, fused) are computed; `paper` is what the paper reports")
     return 0
