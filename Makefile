@@ -3,7 +3,7 @@ PYTHON ?= python3
 RUN = .venv/bin/python
 RUFF = PYTHON=$(PYTHON) bash scripts/setup_env.sh lint
 
-.PHONY: help env env-full demo test test-fast test-heavy lint format lock clean clean-env
+.PHONY: help env env-full demo test test-fast test-heavy test-gpu lint format zoo lock clean clean-env
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -20,13 +20,19 @@ demo: env ## train on handwritten digits, evaluate, fuse, export to ONNX; print 
 test: env-full ## the whole test suite
 	$(RUN) -m pytest -m "not heavy"
 
-FAST = tests/ops tests/layers tests/models tests/io tests/test_rooms.py tests/test_text.py
+FAST = tests/ops tests/layers tests/models tests/io tests/test_rooms.py tests/test_text.py tests/test_zoo.py tests/test_habits.py
 
 test-fast: env ## operators, layers, models and files: under 3 minutes, without the mm packages
 	$(RUN) -m pytest -m "not heavy" $(FAST)
 
 test-heavy: env-full ## the checks that take long: training to an accuracy, many kills, compiling
 	$(RUN) -m pytest -m heavy
+
+test-gpu: env-full ## tests and benchmarks for an NVIDIA GPU; writes gpu_check.txt
+	bash scripts/gpu_check.sh
+
+zoo: env ## write the cards and tables of models/ from wbmm/zoo.yaml
+	$(RUN) tools/make_zoo.py
 
 lint: ## style and formatting; needs ruff alone
 	@ruff=$$($(RUFF)) && "$$ruff" check . && "$$ruff" format --check .
