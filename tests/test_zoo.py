@@ -33,7 +33,8 @@ def test_the_cards_are_up_to_date(capsys):
 def test_a_card_that_is_stale_missing_or_left_over_is_named(tmp_path, capsys):
     for part in ("models", "docs/results"):
         shutil.copytree(ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("*.safetensors"))
-    shutil.copy(ROOT / "CITATION.cff", tmp_path)
+    for file in ("CITATION.cff", "README.md"):
+        shutil.copy(ROOT / file, tmp_path)
     (tmp_path / "models" / "wbmm_t.md").write_text("old")
     (tmp_path / "models" / "wbmm_s.md").unlink()
     (tmp_path / "models" / "wbmm_x.md").write_text("left over")
@@ -91,7 +92,8 @@ def test_the_training_command_of_a_card_is_one(name):
 
 def test_weights_in_the_folder_describe_themselves(tmp_path, monkeypatch):
     """A file named by `local` in zoo.yaml: its form and checksum are read from it."""
-    shutil.copy(ROOT / "CITATION.cff", tmp_path)
+    for file in ("CITATION.cff", "README.md"):
+        shutil.copy(ROOT / file, tmp_path)
     (tmp_path / "models").mkdir()
     entry = {"local": "small.safetensors", "num_classes": 5, "size": 56}
     pattern = ("DD", "WD", "(WD)x3", "MM")
@@ -99,7 +101,7 @@ def test_weights_in_the_folder_describe_themselves(tmp_path, monkeypatch):
     monkeypatch.setattr("wbmm.commands.zoo_cards.load_zoo", lambda: {"wbmm_a": model})
     net = timm.create_model("wbmm_a", num_classes=5, dims=(8, 16, 24, 32)).eval()
     save_model(wbmm.fuse(net), tmp_path / "models" / "small.safetensors")
-    line = next(line for line in make_pages(tmp_path)["wbmm_a.md"].splitlines() if line.startswith("| my5 |"))
+    line = next(line for line in make_pages(tmp_path)["models/wbmm_a.md"].splitlines() if line.startswith("| my5 |"))
     _, tag, file, form, licence, checksum, _ = line.split("|")
     assert (tag.strip(), form.strip(), licence.strip()) == ("my5", "compact", "Apache-2.0")
     assert "small.safetensors" in file

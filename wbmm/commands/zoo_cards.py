@@ -1,4 +1,4 @@
-"""The pages of models/: a card for each model, segmentor and detector, and the tables of models/README.md.
+"""The pages of models/: a card for each model, segmentor and detector, the tables of models/README.md, and README's.
 
 Everything comes from zoo.yaml, the counts beside it, CITATION.cff and the result pages of docs/results. Results of the
 paper and results measured here never share a column.
@@ -39,6 +39,7 @@ METRICS = {
     "box_ap": "box AP",
     "mask_ap": "mask AP",
 }
+MARKS = ("<!-- zoo: written by tools/make_zoo.py -->", "<!-- end -->")  # around the table of the project's README
 NO_PAPER = "The paper has no row for it."
 NOT_MEASURED = "Not trained here."
 
@@ -122,18 +123,48 @@ CARD = """\
 
 
 def make_pages(root: Path) -> dict[str, str]:
-    """File name in models/ to its text.
+    """Path of each page, relative to the root, to its text.
 
     Args:
         root: of the checkout.
     """
     results = list(read_results(root / "docs" / "results"))
-    pages = {"README.md": _readme(root, results)}
+    pages = {"README.md": _front_page(root), "models/README.md": _readme(results)}
     for model in load_zoo().values():
-        pages[f"{model.name}.md"] = _model_card(root, model, results)
+        pages[f"models/{model.name}.md"] = _model_card(root, model, results)
     for model in load_downstream().values():
-        pages[f"{model.name}.md"] = _downstream_card(root, model, results)
+        pages[f"models/{model.name}.md"] = _downstream_card(root, model, results)
     return pages
+
+
+def _front_page(root: Path) -> str:
+    """The project's README with its table of the models that the paper has results for."""
+    headers = ("model", "params M", "FLOPs G", "ImageNet Top-1 % (paper)", "ADE20K mIoU % (paper)")
+    headers += ("COCO box / mask AP (paper)", "weights")
+    rows = []
+    for model in load_zoo().values():
+        paper, weights = dict(model.paper), list(model.weights)
+        for other in load_downstream().values():
+            if other.backbone == model.name:
+                paper |= {key: value for key, value in other.paper.items() if key in METRICS}
+                weights += other.weights
+        if model.task != "baseline" and any(key in paper for key in METRICS):
+            count = load_counts()[model.name]
+            rows.append(
+                [
+                    f"[{model.name}](models/{model.name}.md)",
+                    f"{count['params_fused'] / 1e6:.1f}",
+                    f"{count['macs'] / 1e9:.1f}",
+                    str(paper.get("top1", "-")),
+                    str(paper.get("miou", "-")),
+                    f"{paper['box_ap']} / {paper['mask_ap']}" if "box_ap" in paper else "-",
+                    ", ".join(weights) or "-",
+                ]
+            )
+    text = (root / "README.md").read_text(encoding="utf-8")
+    before, _, rest = text.partition(MARKS[0])
+    _, _, after = rest.partition(MARKS[1])
+    return f"{before}{MARKS[0]}\n{render_table(headers, rows, markdown=True)}\n{MARKS[1]}{after}"
 
 
 @dataclass(frozen=True)
@@ -169,7 +200,7 @@ def read_results(folder: Path) -> Iterator[Result]:
                 yield Result(path.stem, cells[0].strip("`"), row, measured)
 
 
-def _readme(root: Path, results: list[Result]) -> str:
+def _readme(results: list[Result]) -> str:
     headers = ["model", "task", "params M", "fused M", "params M (paper)", "FLOPs G", "FLOPs G (paper)"]
     headers += ["Top-1 % (paper)", "Top-1 % (measured here)", "blocks", "windows", "weights"]
     rows = [
