@@ -1,11 +1,15 @@
 """The files around the code: workflows call targets that exist, templates parse, versions agree."""
 
+import argparse
+import importlib.util
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 import yaml
 
+from wbmm import cli
 from wbmm.models.named_mixers import MIXERS
 from wbmm.ops import BACKENDS
 
@@ -16,6 +20,10 @@ WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 TEMPLATES = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
 PAGES += [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "models").glob("*.md")), ROOT / "wbmm/ops/README.md"]
+
+CHECKED = ["README.md", "CONTRIBUTING.md", "SECURITY.md"]
+NAMES = ["install", "models", "baselines", "checkpoints", "fusion", "export", "deployment", "quantization", "predict"]
+CHECKED += [f"docs/{name}.md" for name in [*NAMES, "logging", "training", "data", "security"]]
 
 
 def read_yaml(path):
@@ -95,3 +103,42 @@ def test_the_examples_of_contributing_run(monkeypatch, capsys):
     finally:
         BACKENDS[:] = before
     assert "windowed (2, 64, 56, 56) window (7, 7)" in capsys.readouterr().out
+
+
+def test_the_examples_of_the_readme_run(monkeypatch, tmp_path):
+    """With the smallest model and random weights in place of a download."""
+    monkeypatch.chdir(tmp_path)
+    code = "\n".join(blocks("README.md"))
+    assert code.count("pretrained=True") == 1
+    exec(code.replace(", pretrained=True", "").replace("wbmm_t", "wbmm_a"), {"__name__": "example"})
+    assert (tmp_path / "wbmm_a.safetensors").is_file()
+
+
+def commands(page):
+    """The lines of a page's shell examples that call `wbmm`, without comments; lines that go on are joined."""
+    text = re.sub(r"\\\n\s*", "", (ROOT / page).read_text(encoding="utf-8"))
+    for block in re.findall(r"^```(?:bash|sh)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        for line in block.splitlines():
+            words = shlex.split(line, comments=True)
+            if words and words[0] == "wbmm":
+                yield words[1:]
+
+
+@pytest.mark.parametrize("page", CHECKED)
+def test_commands_in_the_docs_have_arguments_that_exist(page, capsys):
+    for name, *arguments in commands(page):
+        module = importlib.import_module(cli.COMMANDS[name][0])
+        parser = argparse.ArgumentParser(prog=f"{page}: wbmm {name}")
+        module.add_arguments(parser)
+        try:
+            parse = parser.parse_args if name in ("bench", "table") else parser.parse_intermixed_args
+            parse(arguments)
+        except SystemExit:
+            pytest.fail(f"wbmm {name} {shlex.join(arguments)}: {capsys.readouterr().err.splitlines()[-1]}")
+
+
+def test_the_drawing_of_the_operator_is_what_its_script_draws():
+    spec = importlib.util.spec_from_file_location("draw_operator", ROOT / "scripts" / "draw_operator.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.TARGET.read_text(encoding="utf-8") == script.draw()
