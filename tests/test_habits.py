@@ -23,7 +23,7 @@ PAGES += [*sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "models").glob
 
 CHECKED = ["README.md", "CONTRIBUTING.md", "SECURITY.md"]
 NAMES = ["install", "models", "baselines", "checkpoints", "fusion", "export", "deployment", "quantization", "predict"]
-CHECKED += [f"docs/{name}.md" for name in [*NAMES, "logging", "training", "data", "security"]]
+CHECKED += [f"docs/{name}.md" for name in [*NAMES, "logging", "training", "data", "security", "migrate"]]
 
 
 def read_yaml(path):
@@ -112,6 +112,22 @@ def test_the_examples_of_the_readme_run(monkeypatch, tmp_path):
     assert code.count("pretrained=True") == 1
     exec(code.replace(", pretrained=True", "").replace("wbmm_t", "wbmm_a"), {"__name__": "example"})
     assert (tmp_path / "wbmm_a.safetensors").is_file()
+
+
+def test_the_examples_for_people_who_move_run(capsys):
+    code = "\n".join(blocks("docs/migrate.md"))
+    exec(code, {"__name__": "example"})
+    assert "[(1, 40, 56, 56), (1, 80, 28, 28), (1, 160, 14, 14), (1, 320, 7, 7)]" in capsys.readouterr().out
+
+
+def test_all_tables_of_the_paper_have_their_row():
+    text = (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| .*? \| `(tab:\w+)` \| `(.*?)` \|", text, re.MULTILINE)
+    assert [int(number) for number, _, _ in rows] == list(range(1, 21))
+    # The tables that are data name their label, and, where they have it, all labels have their command.
+    data = read_yaml(ROOT / "wbmm" / "paper_tables.yaml")
+    assert {table["label"] for table in data["tables"].values() if "tab:" in table["label"]} <= {row[1] for row in rows}
+    assert data.get("commands", {}).items() <= {label: command for _, label, command in rows}.items()
 
 
 def commands(page):

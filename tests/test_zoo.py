@@ -120,3 +120,14 @@ def test_the_paper_is_cited_in_the_version_that_is_built():
     cff = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert cff["version"] == wbmm.__version__
     assert len(cff["preferred-citation"]["authors"]) == 7
+
+
+def test_segmentors_and_detectors_have_the_figures_of_the_papers_tables():
+    """Where paper_tables.yaml has the two tables as well, under `dense`."""
+    tables = yaml.safe_load((ROOT / "wbmm" / "paper_tables.yaml").read_text(encoding="utf-8")).get("dense", {})
+    nets = {"7x7": "wbmm-{}-dense", "hier": "wbmm-{}-hier", "unireplknet": "unireplknet-{}"}
+    keys = {"miou_ms": "miou_multi_scale", "ap_box": "box_ap", "ap_mask": "mask_ap"}
+    for table, head in (("ade20k", "upernet"), ("coco", "cascade-mask-rcnn")):
+        for row in tables.get(table, {}).get("rows", {}).values():
+            paper = load_downstream()[f"{nets[row['backbone']].format(row['size'])}_{head}"].paper
+            assert {keys.get(key, key): float(value) for key, value in row["paper"].items()}.items() <= paper.items()
