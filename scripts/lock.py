@@ -141,7 +141,7 @@ def hashes(name, item, fetch):
     if None in files.values():
         raise ValueError(f"{name}=={version}: the index gives no sha256 for one of {', '.join(files)}")
     if download["archive_info"]["hashes"]["sha256"] not in files.values():
-        raise ValueError(f"{name}=={version}: pip chose {download['url']}, which is none of the index's files")
+        raise ValueError(f"{name}=={version}: pip chose {download['url']}, which is not one of the index's files")
     return sorted(set(files.values()))
 
 

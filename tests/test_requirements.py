@@ -104,7 +104,7 @@ def test_without_wheels_the_source_is_hashed():
     [
         ("", resolved(), "pkg==1.0: the index gives no sha256 for one of pkg-1.0.tar.gz"),
         ("#sha256=" + "a" * 64, resolved("2.0"), "pkg==2.0: the index has no file of that version"),
-        ("#sha256=" + "b" * 64, resolved(), "pkg==1.0: pip chose p, which is none of the index's files"),
+        ("#sha256=" + "b" * 64, resolved(), "pkg==1.0: pip chose p, which is not one of the index's files"),
     ],
 )
 def test_hashes_that_cannot_be_trusted_are_an_error(tail, item, message):

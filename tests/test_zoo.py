@@ -120,6 +120,8 @@ def test_the_paper_is_cited_in_the_version_that_is_built():
     cff = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert cff["version"] == wbmm.__version__
     assert len(cff["preferred-citation"]["authors"]) == 7
+    bibtex = re.search(r"```bibtex\n(.*?)```", make_pages(ROOT)["models/wbmm_t.md"], re.DOTALL)[1]
+    assert bibtex in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_segmentors_and_detectors_have_the_figures_of_the_papers_tables():

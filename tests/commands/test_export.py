@@ -177,7 +177,7 @@ def test_a_pair_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         (["NET", "out.onnx", "--format", "openvino"], "a file for openvino ends with .xml"),
         (["NET", "nowhere/out.onnx"], "there is no folder nowhere"),
         (["NET", "--format", "onnx", "--half"], "half precision is for openvino files here, not for onnx"),
-        (["NET", "--format", "onnx", "--size", "32", "64", "--dynamic-size"], "a free size starts at 33 px; 32x64"),
+        (["NET", "--format", "onnx", "--size", "32", "64", "--dynamic-size"], "a dynamic size starts at 33 px; 32x64"),
         (["NET", "--format", "onnx", "--size", "0", "64"], "each must be at least 1"),
         (["NET", "--format", "onnx", "--model", "wbmm_t"], "says that it is a wbmm_a, not a wbmm_t"),
         (["NET", "--format", "onnx", "--random-weights"], "is a file: --random-weights goes with a model's name"),
@@ -239,7 +239,7 @@ def test_mirrored_maps_have_a_smallest_size():
     assert export._smallest(tiny()) == 33
     assert export._smallest(tiny(padding_mode="reflect")) == 97
     assert export._smallest(wbmm.fuse(tiny("wbmm_a_hier", padding_mode="reflect"), "dense")) == 225
-    with pytest.raises(ValueError, match="a free size starts at 97 px"):
+    with pytest.raises(ValueError, match="a dynamic size starts at 97 px"):
         export_model(tiny(padding_mode="reflect"), "net.onnx", size=(64, 64), dynamic_size=True)
 
 

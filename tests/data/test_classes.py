@@ -147,7 +147,7 @@ def test_the_same_names_in_another_order_are_named_by_number():
         ({"augment": {"scale": [1.0, 0.5]}}, "augment.scale must be"),
         ({"batch": 3, "global_batch": 3}, "batch must be even, got 3"),
         ({"data": {"source": "zip"}}, "data.source is 'zip'; valid: folder"),
-        ({"data": {"source": "digits", "args": {"fold": 1}}}, "args.fold is no option of data.source=digits"),
+        ({"data": {"source": "digits", "args": {"fold": 1}}}, "args.fold is not an option of data.source=digits"),
     ],
 )
 def test_settings_that_contradict_each_other(folder, changes, message):

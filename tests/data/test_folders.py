@@ -108,7 +108,7 @@ def test_a_class_map_sets_the_order(tmp_path, caplog):
     assert "does not name them: bee" in caplog.text
     with pytest.raises(ValueError, match=r"nowhere\.txt is not a file"):
         open_source(config(tmp_path, data={"args": {"class_map": "nowhere.txt"}}).data, train=True)
-    with pytest.raises(ValueError, match=r"data\.args\.map is no option .*; valid: class_map"):
+    with pytest.raises(ValueError, match=r"data\.args\.map is not an option .*; valid: class_map"):
         open_source(config(tmp_path, data={"args": {"map": "map.txt"}}).data, train=True)
 
 

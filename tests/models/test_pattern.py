@@ -54,11 +54,11 @@ def test_patterns_as_lists_of_letters():
     ("arguments", "message"),
     [
         ({"pattern": ("DD", "WD", "WD", "WW")}, "stage 3 has 2 blocks; depths says 6"),
-        ({"pattern": ("DD", "WX", "WDWDWD", "WW")}, "'WX' of stage 2: 'X' is no block; use W .WBMM., D"),
+        ({"pattern": ("DD", "WX", "WDWDWD", "WW")}, "'WX' of stage 2: 'X' is not a block; use W .WBMM., D"),
         ({"pattern": ("DD", "WD", "WW")}, "one entry for each of the 4 stages"),
         ({"depths": (2, 2)}, "depths .2, 2.: expected one number for each of the 4 stages"),
         ({"pattern": "DDWD"}, "one entry for each of the 4 stages"),
-        ({"pattern": ("DD", "", "WDWDWD", "WW")}, "'' of stage 2: 'empty' is no block"),
+        ({"pattern": ("DD", "", "WDWDWD", "WW")}, "'' of stage 2: 'empty' is not a block"),
         ({"window_size": "14+6"}, "'14.6': a hierarchical window is written 'G.L' with G twice L"),
         ({"window_size": (7, 7, 7)}, "one window, or one for each of 4 stages"),
         ({"window_size": 0}, "window size 0: expected a positive int"),

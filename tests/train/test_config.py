@@ -128,7 +128,7 @@ REFUSED = [
     ("data.mean=[0.5]", "data.mean has 1 values for 3 channels"),
     ("data.mean=[123.7, 116.3, 103.5]", "data.mean [123.7, 116.3, 103.5]: an item must be from 0 to 1, got 123.7"),
     ("data.interpolation=cubic", "data.interpolation is 'cubic'; valid: bicubic, bilinear"),
-    ("data.args={download: true}", "data.args.download is no option of data.source=folder; valid: class_map"),
+    ("data.args={download: true}", "data.args.download is not an option of data.source=folder; valid: class_map"),
     ("data.args={train_limit: -1}", "data.args.train_limit must be a whole number above 0"),
     ("data.root=~nosuchuser", "data.root '~nosuchuser': no home folder of that name"),
     ("data.root=''", "data.root must not be empty"),

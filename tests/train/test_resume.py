@@ -142,7 +142,7 @@ def test_a_run_is_not_written_over(short_run, capsys):
     [
         (["model.name=test_vit", "model.args={img_size: 32}"], "another model: test_resnet with 5 classes"),
         (["data.num_classes=7"], "data.num_classes is 7, but the training set has labels up to 4, so 5 classes"),
-        (["global_batch=32"], "counts 8 steps an epoch, this run 4"),
+        (["global_batch=32"], "counts 8 steps per epoch, this run 4"),
         (["ema.decay=null"], "was saved with an EMA"),
     ],
 )

@@ -66,7 +66,8 @@ def check_reader_args(data: DataConfig) -> None:
     valid = READER_ARGS.get(data.source.partition("/")[0], {}) | LIMITS
     for key, value in data.args.items():
         if key not in valid:
-            raise ValueError(f"data.args.{key} is no option of data.source={data.source}; valid: {', '.join(valid)}")
+            where = f"data.source={data.source}"
+            raise ValueError(f"data.args.{key} is not an option of {where}; valid: {', '.join(valid)}")
         if value is None:
             continue
         if key in LIMITS and (isinstance(value, bool) or not isinstance(value, int) or value < 1):

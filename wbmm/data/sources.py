@@ -85,7 +85,7 @@ def decode(file: BinaryIO) -> Image.Image:
     try:
         image = Image.open(file, formats=FORMATS)
     except UnidentifiedImageError:
-        raise OSError(f"its contents are no picture that is read here ({', '.join(FORMATS)})") from None
+        raise OSError(f"its contents are not a supported image format ({', '.join(FORMATS)})") from None
     image.load()
     if image.mode in EIGHT_BIT_MODES:
         return image

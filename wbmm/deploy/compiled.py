@@ -55,7 +55,7 @@ def compiled_runner(
         try:
             return _by_openvino(model, card, device)
         except Exception as error:  # whatever a compiler may raise: the model still runs
-            _logger.warning("runtime 'openvino' cannot be had: %s. PyTorch runs the model.", first_line(error))
+            _logger.warning("runtime 'openvino' is not available: %s. PyTorch runs the model.", first_line(error))
     return torch_runner(model, card, device)
 
 

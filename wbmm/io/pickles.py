@@ -369,7 +369,7 @@ def read_pickle(file: BinaryIO, length: int, load_storage: Callable[[str, torch.
     try:
         value = unpickler.load()
     except KeyError as error:
-        raise ValueError(f"byte {error} is no instruction that a pickle of weights needs") from None
+        raise ValueError(f"byte {error} is not an instruction that a pickle of weights needs") from None
     return _plain(value, 0, {})
 
 

@@ -58,7 +58,7 @@ class PicturePipeline:
         if self.scale and self.scale_factor:
             raise CheckpointError("the file's description says both pictures.scale and pictures.scale_factor")
         if self.backend == "pillow" and self.interpolation == "area":
-            raise CheckpointError("the file's description says pictures.interpolation = 'area', which Pillow has not")
+            raise CheckpointError("the file's description says pictures.interpolation = 'area', which Pillow lacks")
 
     @classmethod
     def from_json(cls, values: object) -> "PicturePipeline":

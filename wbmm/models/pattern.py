@@ -40,7 +40,7 @@ def _expand(stage: int, text: str | Sequence[str]) -> str:
     if wrong or not letters:
         known = ", ".join(f"{letter} ({meaning})" for letter, meaning in LETTERS.items())
         raise ValueError(
-            f"pattern {text!r} of stage {stage}: {wrong[0] if wrong else 'empty'!r} is no block; use {known}"
+            f"pattern {text!r} of stage {stage}: {wrong[0] if wrong else 'empty'!r} is not a block; use {known}"
         )
     return letters
 

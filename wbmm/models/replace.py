@@ -95,9 +95,9 @@ def replace_depthwise(
         min_kernel: convolutions with a smaller side stay, as do those with a stride, a dilation or fewer groups than
             channels.
         window: of WBMM, an int or (wh, ww).
-        pattern: a letter a convolution: W for WBMM, D for a 3x3 depthwise convolution, which carries information across
-            windows. None for W everywhere, a string that is repeated over the whole model (`"WD"`), or one string a
-            stage (`("WDW", "WDW", "WDWDWDWDW", "WWW")`). Stages go by the first number in the modules' names.
+        pattern: one letter per convolution: W for WBMM, D for a 3x3 depthwise convolution, which carries information
+            across windows. None for W everywhere, a string that is repeated over the whole model (`"WD"`), or one
+            string per stage (`("WDW", "WDW", "WDWDWDWDW", "WWW")`). Stages are the first number in module names.
     """
     _check_python(model)
     window = to_window(window)

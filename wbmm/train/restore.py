@@ -97,7 +97,7 @@ def restore(run: Run, saved: dict, path: Path) -> list[str]:
         position, steps_per_epoch = _read_position(saved["position"])
     if steps_per_epoch != run.data.train.steps_per_epoch:
         raise ValueError(
-            f"{path} counts {steps_per_epoch} steps an epoch, this run {run.data.train.steps_per_epoch}: "
+            f"{path} counts {steps_per_epoch} steps per epoch, this run {run.data.train.steps_per_epoch}: "
             "the training set or global_batch has changed, so its position has no meaning here"
         )
     if (saved["ema"] is None) != (run.ema is None):

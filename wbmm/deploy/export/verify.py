@@ -45,7 +45,7 @@ class Shapes:
             raise ValueError(f"size {self.size}, batch {self.batch}: each must be at least 1")
         if self.dynamic_size and min(self.size) < self.smallest:
             raise ValueError(
-                f"a free size starts at {self.smallest} px; {self.size[0]}x{self.size[1]} is smaller: "
+                f"a dynamic size starts at {self.smallest} px; {self.size[0]}x{self.size[1]} is smaller: "
                 "give a larger --size H W, or leave --dynamic-size out"
             )
 
