@@ -11,6 +11,7 @@ from torch import Tensor
 
 from wbmm.io.card import ModelCard, card_of, check_model_name, form_of
 from wbmm.io.files import SUFFIXES, load_model
+from wbmm.models.hub import local_weights
 from wbmm.models.state import CheckpointError
 from wbmm.text import first_line
 
@@ -87,7 +88,12 @@ def torch_runner(model: nn.Module, card: ModelCard | None = None, device: str = 
 
 
 def pretrained(name: str) -> nn.Module:
-    """A model of timm's with its pretrained weights, or an error that says why they cannot be had."""
+    """A model of timm's with its pretrained weights, or an error that says why they cannot be had.
+
+    Weights that come with the project need no network; their file also has the names of the classes.
+    """
+    if "." in name and (local := local_weights(name)) is not None:
+        return load_model(local)
     try:
         return timm.create_model(name, pretrained=True)
     except Exception as error:  # no weights known, no network, a hub's own errors
