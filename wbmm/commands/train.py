@@ -49,9 +49,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     find = "try learning rates, draw the loss for each, suggest one, and train nothing"
     parser.add_argument("--lr-find", action="store_true", help=find)
     parser.add_argument("--export", choices=EXPORTS, help="at the end also a file for this runtime")
-    parser.add_argument(
-        "--no-report", dest="report", action="store_false", help="train, and make nothing of it at the end"
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,12 +61,12 @@ def run(args: argparse.Namespace) -> int:
     if args.data is None and args.config is None:
         print(TWO_WAYS, file=sys.stderr)
         return 2
-    if args.export and not args.report:
-        raise ValueError("--export is part of what --no-report leaves out")
     for package in PACKAGES[args.export] if args.export else ():
         need(package, f"--export {args.export}")  # before training, not after it
     try:
         config = _choose(args) if args.data is not None else _load(args)
+        if args.export and not config.log.report:
+            raise ValueError("--export is part of what log.report=false leaves out")
         if args.lr_find:
             return _find_rate(config)
         result = fit(config, show_config=args.data is None)
@@ -77,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         raise KeyboardInterrupt(str(error) or NOTHING_TO_SAVE) from None
     if result.signal == "SIGINT":
         return INTERRUPTED
-    if args.report and result.status == "finished" and _is_main():
+    if config.log.report and result.status == "finished" and _is_main():
         _finish(config, result, args.export)
     return 0
 

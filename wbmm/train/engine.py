@@ -113,7 +113,7 @@ def train_epoch(run: Run, epoch: int) -> bool:
     while position.step < (epoch + 1) * per_epoch:
         with clock.waiting():
             micro_batches = next(batches)
-        if position.step == 0 and run.world.main:
+        if position.step == 0 and run.world.main and config.log.report:
             show_first_batch(run, micro_batches)
             clock = Clock()  # drawing is no training
         train_step(run, micro_batches)
