@@ -6,10 +6,21 @@
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from importlib import resources
+from pathlib import Path
 
 import yaml
 
-__all__ = ["Downstream", "ZooModel", "load_counts", "load_downstream", "load_downstream_counts", "load_zoo"]
+__all__ = [
+    "Downstream",
+    "ZooModel",
+    "load_counts",
+    "load_downstream",
+    "load_downstream_counts",
+    "load_zoo",
+    "weights_folder",
+]
+
+PACKAGE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -24,7 +35,9 @@ class ZooModel:
         window: window of each stage, for WBMM.
         mixer: the operator in W blocks.
         paper: the paper's figures: `params` (M), `flops` (G), `top1` (%), `table`.
-        weights: tag to `{hub, file}`, and `sha256` of the file where it is known.
+        weights: tag to `{hub, file}`, and `sha256` of the file where it is known. Or, for a file that comes with the
+            project, to `{local: file}` with what timm says of it: `num_classes`, `size` of the images, and `mean`,
+            `std`, `crop_pct` or `interpolation` where they are not ImageNet's.
         config: the training configuration, relative to the project's root.
     """
 
@@ -95,6 +108,12 @@ def load_counts() -> dict[str, dict[str, int]]:
 def load_downstream_counts() -> dict[str, dict[str, int]]:
     """The same for segmentors (512x2048) and detectors (800x1280); no `macs` for Mask R-CNN."""
     return _read("downstream_counts.yaml")
+
+
+def weights_folder() -> Path:
+    """Where weights that come with the project are: in a wheel inside of the package, in a checkout in models/."""
+    inside = PACKAGE / "weights"
+    return inside if inside.is_dir() else PACKAGE.parent / "models"
 
 
 @lru_cache(maxsize=4)

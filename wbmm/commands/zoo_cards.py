@@ -341,7 +341,9 @@ def _describe_weights(root: Path, source: dict) -> list[str]:
         card = read_card(read_checkpoint(path))
         form = card.form if card else form
         checksum = hashlib.sha256(path.read_bytes()).hexdigest()
-    return [f"[{source['local']}]({source['local']}) in this folder", form, licence or LICENCE, checksum]
+    units = {"num_classes": "classes", "size": "px"}
+    about = "".join(f", {source[key]} {unit}" for key, unit in units.items() if key in source)
+    return [f"[{source['local']}]({source['local']}) in this folder{about}", form, licence or LICENCE, checksum]
 
 
 def _model_training(model: ZooModel) -> str:
