@@ -54,7 +54,7 @@ def png_header(width: int, height: int) -> bytes:
         (png_bytes(0)[:300], "truncated|Truncated|broken"),
         (b"", "the file is empty"),
         (b"hello, I am a text", "its contents are not a supported image format"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n", "no picture"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\nshowpage\n", "not a supported image format"),
         (b"\x89PNG\r\n\x1a\n" + bytes(100), ""),
         (b"\xff\xd8\xff\xe0" + bytes(64), ""),
         (b"BM" + b"\xff" * 60, ""),
