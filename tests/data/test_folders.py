@@ -126,7 +126,7 @@ def test_what_is_no_regular_file_is_left_out(folder, caplog):
         server.bind(str(folder / "train" / "cat" / "s.png"))
         data = build_data(config(folder))
     assert len(collect(data.train)) == 6
-    assert caplog.text.count("no regular files") == 1
+    assert caplog.text.count("not regular files") == 1
     assert "pipe.png" in caplog.text
     (folder / "only.tar").mkdir()
     os.mkfifo(folder / "train.tar")

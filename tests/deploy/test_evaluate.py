@@ -209,7 +209,7 @@ def test_a_backbone_has_no_accuracy(trained, tmp_path, images, command, capsys):
     backbone = timm.create_model("wbmm_a", num_classes=0, dims=(8, 16, 32, 64))
     path = save_model(backbone.eval(), tmp_path / "backbone.safetensors")
     assert command("eval", path, "--data", images) == 1
-    assert "is no classifier" in capsys.readouterr().err
+    assert "is not a classifier" in capsys.readouterr().err
 
 
 def test_models_with_other_classes_are_not_compared(trained, files, images, tmp_path, card):

@@ -118,7 +118,7 @@ def test_what_is_no_regular_file_does_not_hang(files, images, tmp_path, command,
     (folder / "null.jpg").symlink_to("/dev/null")
     assert command("predict", files["compact"], folder, "--workers", 0) == 0
     assert "8 of 8 images" in capsys.readouterr().out
-    assert caplog.text.count("left out, as they are no regular files") == 1
+    assert caplog.text.count("skipped, as they are not regular files") == 1
     for name, kind in (("pipe.png", "a FIFO"), ("null.jpg", "a device")):
         assert command("predict", files["compact"], folder / "0.png", folder / name) == 1
         expected = f"{folder / name} is {kind}: give regular files, or folders of them"

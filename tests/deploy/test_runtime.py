@@ -344,7 +344,7 @@ def test_another_model_than_asked_for(tmp_path):
 def test_names(monkeypatch):
     with pytest.raises(ValueError, match="wbmm_q: neither a file nor a model that timm knows; did you mean"):
         open_runner("wbmm_q")
-    with pytest.raises(ValueError, match="wbmm_f: its pretrained weights cannot be had"):
+    with pytest.raises(ValueError, match="wbmm_f: its pretrained weights are not available"):
         open_runner("wbmm_f")  # none are published
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: ORIGINAL(name, **NARROW).eval())
     runner = open_runner("wbmm_a")

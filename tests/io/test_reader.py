@@ -157,7 +157,7 @@ def odd(**changes) -> dict:
         (odd(**{"stem.conv1.weight": torch.zeros(4)}), "does not fit"),
         (odd(**{"stages.2.blocks.0.mixer.table": torch.zeros(32)}), "does not fit"),
         (odd(**{"head.fc.weight": torch.zeros(())}), "does not fit"),
-        (odd(**{"head.fc.weight": torch.zeros(4, 64, dtype=torch.int64)}), "these are no weights"),
+        (odd(**{"head.fc.weight": torch.zeros(4, 64, dtype=torch.int64)}), "these are not weights"),
         (odd(**{"head.fc.weight": torch.full((4, 64), float("inf"))}), "NaN or infinite values"),
         (odd(**{"head.fc.weight": torch.full((4, 64), float("nan"))}), "NaN or infinite values"),
         (odd(**{"head.fc.weight": torch.zeros(4, 64).to(torch.float8_e4m3fn)}), "float8"),

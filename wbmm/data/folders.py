@@ -211,7 +211,7 @@ def _identity(folder: str | Path) -> tuple[int, int]:
 
 def _remark_odd(odd: list[str]) -> None:
     if odd:
-        _logger.warning("left out, as they are no regular files (FIFO, socket or device): %s", some(odd, 3))
+        _logger.warning("skipped, as they are not regular files (FIFO, socket or device): %s", some(odd, 3))
 
 
 def _read_text(path: Path) -> str:

@@ -56,10 +56,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data = "split folders, class folders or a CSV file (default: the validation set of the run that the first is of)"
     parser.add_argument("--data", type=Path, metavar="DIR", help=data)
     add_data_arguments(parser)
-    parser.add_argument("--limit", type=int, metavar="N", help="so many images, equally many of each class")
+    parser.add_argument("--limit", type=int, metavar="N", help="use this many images, equally many per class")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--model", help="the model's name, where a file does not tell")
+    parser.add_argument("--model", help="the model's name, if a file does not say")
     parser.add_argument("--no-ema", dest="ema", action="store_false", help="the weights themselves, not their average")
     add_runtime_argument(parser)
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
@@ -132,7 +132,7 @@ def top(outputs: Evaluation, k: int) -> float:
 def classifier(runner, name: str):
     """The runner, if it is of a classifier."""
     if runner.card.kind != "classifier" or not runner.card.num_classes:
-        raise ValueError(f"{name} is no classifier: {runner.card.describe()}")
+        raise ValueError(f"{name} is not a classifier: {runner.card.describe()}")
     return runner
 
 

@@ -305,7 +305,7 @@ def _check_kinds(state_dict: dict[str, Tensor], model: nn.Module) -> None:
     for key, own in model.state_dict().items():
         value = state_dict.get(key)
         if value is not None and own.is_floating_point() and not value.is_floating_point():
-            raise CheckpointError(f"{key} is of type {value.dtype}, the model's of {own.dtype}: these are no weights")
+            raise CheckpointError(f"{key} is of type {value.dtype}, the model's of {own.dtype}: these are not weights")
 
 
 def _resize_tables(state_dict: dict[str, Tensor], model: nn.Module) -> dict[str, Tensor]:

@@ -130,7 +130,7 @@ def float_file(
     net = load_model(source, model, ema)
     _demand_float(source, net.card)
     if net.card.kind != "classifier":
-        raise ValueError(f"{source} is no classifier, so there is no agreement to measure: {net.card.describe()}")
+        raise ValueError(f"{source} is not a classifier, so there is no agreement to measure: {net.card.describe()}")
     path = folder / f"{source.stem}{suffix}"
     card = net.card.replace(source=describe_source(source))
     if format == "safetensors":

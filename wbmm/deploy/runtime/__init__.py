@@ -100,5 +100,5 @@ def pretrained(name: str) -> nn.Module:
         return timm.create_model(name, pretrained=True)
     except Exception as error:  # no weights known, no network, a hub's own errors
         raise CheckpointError(
-            f"{name}: its pretrained weights cannot be had ({first_line(error)}); give a file"
+            f"{name}: its pretrained weights are not available ({first_line(error)}); give a file"
         ) from None
