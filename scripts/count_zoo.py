@@ -4,7 +4,7 @@ python scripts/count_zoo.py                 # models, into wbmm/zoo_counts.yaml,
 python scripts/count_zoo.py --downstream    # segmentors and detectors, into wbmm/downstream_counts.yaml; needs mm
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import torch
@@ -60,7 +60,9 @@ def write(path: Path, header: str, counts: dict) -> None:
 
 
 if __name__ == "__main__":
-    if "--downstream" in sys.argv[1:]:
+    parser = argparse.ArgumentParser(description="Counts parameters and FLOPs of the zoo.")
+    parser.add_argument("--downstream", action="store_true", help="segmentors and detectors instead of models")
+    if parser.parse_args().downstream:
         write(DOWNSTREAM, DOWNSTREAM_HEADER, {n: count_downstream(model) for n, model in load_downstream().items()})
     else:
         write(COUNTS, HEADER, {name: count(name) for name in load_zoo()})

@@ -6,6 +6,7 @@ python tools/make_zoo.py            # after a change in zoo.yaml, in its counts 
 python tools/make_zoo.py --check    # writes nothing; exit code 1 and the names of the files that are out of date
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -33,4 +34,6 @@ def main(check: bool, root: Path = ROOT) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(check="--check" in sys.argv[1:]))
+    parser = argparse.ArgumentParser(description="Writes the pages of models/ and the table of README.md.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page is out of date")
+    sys.exit(main(**vars(parser.parse_args())))
