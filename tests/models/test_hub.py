@@ -44,7 +44,7 @@ def test_one_retry_then_one_line_with_the_address_and_file(asked):
 
 
 def test_a_model_without_published_weights_asks_nobody(asked):
-    assert hub.published_weights("wbmm_a") is None
+    assert hub.published_weights("wbmm_f") is None
     assert hub.published_weights("wbmm_t.other") is None
     assert asked == []
 
