@@ -288,7 +288,8 @@ def draw_mistakes(
     if not mistakes:
         raise ValueError("there is no mistake to draw")
     captions = [
-        f"true: {names[item.label]}\n{100 * item.probability:.0f} % {names[item.predicted]}" for item in mistakes
+        f"true: {names[item.label]}\nsaid: {names[item.predicted]}\n{100 * item.probability:.0f} % sure"
+        for item in mistakes
     ]
     return draw_mosaic([image(item.index) for item in mistakes], captions, path, title, columns)
 
