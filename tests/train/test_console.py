@@ -61,7 +61,7 @@ def test_the_bar_moves_between_reports(clock, monkeypatch):
     console.evaluating(40, 1000)
     console.close()
     text = stream.getvalue()
-    for part in ("epoch 2.00/4", "50%", "step 2", "loss 0.5000", "8 images/s", "ETA 0:00:02", "40 of 1,000 images"):
+    for part in ("epoch 2.00/4", "50%", "step 2/4", "loss 0.5000", "8 images/s", "ETA 0:00:02", "40 of 1,000 images"):
         assert part in text
 
 

@@ -6,12 +6,14 @@ import pytest
 import timm
 import torch
 
-from tests.data.helpers import picture
+from tests.data.helpers import picture, png_bytes
+from tests.data.test_discover import draw, write_tar
 from wbmm.data.lists import read_list
 from wbmm.io.card import ModelCard
 from wbmm.io.files import save_model
 from wbmm.models.state import CheckpointError
 from wbmm.train import recipe, start
+from wbmm.train.build import build_data
 from wbmm.train.recipe import choose_recipe
 
 TINY = "model.args.dims=[8,8,16,16]"
@@ -67,6 +69,42 @@ def test_nothing_is_written_for_a_wrong_key(photos, tmp_path):
     with pytest.raises(ValueError, match="unknown key 'batchsize'"):
         choose(photos, "batchsize=3", "out=new")
     assert not (tmp_path / "new").exists()
+
+
+def split_folders(root):
+    for split in ("train", "val"):
+        draw(root / split, count=3)
+    return root, ("folder", 6)
+
+
+def listed(root):
+    draw(root, count=3)
+    lines = [
+        f"{name}/{i}.png,{name},{split}" for name in ("ant", "bee") for i, split in enumerate(("train", "train", "val"))
+    ]
+    (root / "list.csv").write_text("\n".join(["path,label,split", *lines]))
+    return root / "list.csv", ("csv", 4)
+
+
+def shards(root):
+    samples = {
+        f"{n}.{kind}": text for n in range(4) for kind, text in (("png", png_bytes(n)), ("cls", b"%d" % (n % 2)))
+    }
+    for split in ("train", "val"):
+        write_tar(root / f"{split}-0000.tar", samples)
+    return root, ("wds", 4)
+
+
+@pytest.mark.parametrize("make", [split_folders, listed, shards])
+def test_data_with_a_split_keeps_it(tmp_path, make):
+    (tmp_path / "data").mkdir()
+    data, (source, pictures) = make(tmp_path / "data")
+    choices = choose(data, "out=run")
+    assert (choices.config.data.source, choices.config.global_batch) == (source, 4)
+    assert row(choices, "training") == (f"{pictures} pictures", "2 classes")
+    assert not (tmp_path / "run").exists()
+    built = build_data(choices.config)
+    assert (built.num_classes, built.train.steps_per_epoch) == (2, pictures // 4)
 
 
 def test_without_weights_it_starts_from_scratch_and_says_so(photos):

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     if result.signal == "SIGINT":
         return INTERRUPTED
     if config.log.report and result.status == "finished" and _is_main():
-        _finish(config, result, args.export)
+        return _finish(config, result, args.export)
     return 0
 
 
@@ -117,12 +117,14 @@ def _find_rate(config: TrainConfig) -> int:
     return 0
 
 
-def _finish(config: TrainConfig, result: Result, export: str | None) -> None:
-    """What a run leaves behind. The weights are safe by now, so a failure is told and is no failure of the training."""
+def _finish(config: TrainConfig, result: Result, export: str | None) -> int:
+    """What a run leaves behind; 1 if the file that was asked for is missing. Other failures are told: the weights are
+    safe by now."""
     device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
     try:
         report = finish_run(result.out, export, config.data.workers, device)
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         print(f"note: trained, but without a look at its mistakes: {first_line(error)}", file=sys.stderr)
-        return
+        return 1 if export else 0
     print("\n" + report.describe(), flush=True)
+    return 1 if export and EXPORTS[export] not in report.files else 0

@@ -249,8 +249,10 @@ def draw_class_scores(
     axis.barh(places, [score.accuracy for score in drawn], color=BLUE, height=0.72)
     axis.plot([mean, mean], [-0.6, len(drawn) - 0.4], color=ORANGE, linewidth=1.6, linestyle="--")
     for place, score in zip(places, drawn, strict=True):
-        where, colour = (1, "white") if score.accuracy >= ROOM else (score.accuracy + 1, "black")
-        axis.text(where, place, f"{score.accuracy:.0f} % of {score.images}", va="center", fontsize=8, color=colour)
+        where, colour, ground = (1, "white", BLUE) if score.accuracy >= ROOM else (score.accuracy + 1, "black", "white")
+        box = {"facecolor": ground, "edgecolor": "none", "pad": 0.8}  # over the dashed line
+        text = f"{score.accuracy:.0f} % of {score.images}"
+        axis.text(where, place, text, va="center", fontsize=8, color=colour, bbox=box)
         axis.text(104, place, shorten(_taken(score), 40), va="center", fontsize=8.5)
     axis.text(104, -0.75, "most often taken for", va="bottom", fontsize=9, color=GREY)
     axis.set_yticks(places, [shorten(score.name, NAME) for score in drawn], fontsize=9)
@@ -286,7 +288,8 @@ def draw_mistakes(
     if not mistakes:
         raise ValueError("there is no mistake to draw")
     captions = [
-        f"true: {names[item.label]}\n{100 * item.probability:.0f} % {names[item.predicted]}" for item in mistakes
+        f"true: {names[item.label]}\nsaid: {names[item.predicted]}\n{100 * item.probability:.0f} % sure"
+        for item in mistakes
     ]
     return draw_mosaic([image(item.index) for item in mistakes], captions, path, title, columns)
 

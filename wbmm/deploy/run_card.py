@@ -67,7 +67,7 @@ def _rows(facts: CardFacts):
     size = sum(parameter.numel() for parameter in facts.model.parameters())
     yield "model", f"{card.model}, {size / 1e6:.2f} M parameters, {card.num_classes} classes"
     yield "images", card.describe_transform()
-    yield "data", f"{config.data.root or config.data.source} ({config.data.source})"
+    yield "data", f"{config.data.root} ({config.data.source})" if config.data.root else config.data.source
     yield "started from", config.init or "scratch"
     yield "trained", f"{config.schedule.epochs} epochs, global batch {config.global_batch}, seed {config.seed}"
     yield "time", duration(run.seconds)

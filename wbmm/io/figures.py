@@ -21,6 +21,7 @@ DPI = 110
 CELL = 1.75  # inches of a picture in a mosaic
 CAPTION = 0.17  # inches of a line of text below it
 LINE = 24  # characters of such a line
+FEW_PIXELS = 32  # a side: each is shown as a square
 
 
 def new_figure(width: float, height: float, what: str = "this picture") -> Any:
@@ -100,7 +101,8 @@ def draw_mosaic(
         left, top = column * CELL + gap, rows * step - row * step
         pixels = np.asarray(picture.convert("RGB") if hasattr(picture, "convert") else picture)
         extent = _fit(pixels.shape[1], pixels.shape[0], left, top - CELL + gap, CELL - 2 * gap)
-        axis.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="bicubic", extent=extent, aspect="auto")
+        smooth = "nearest" if max(pixels.shape[:2]) <= FEW_PIXELS else "bicubic"
+        axis.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation=smooth, extent=extent, aspect="auto")
         colour = colours[place] if colours else "black"
         axis.text(left + CELL / 2 - gap, top - CELL, text, ha="center", va="top", fontsize=8, color=colour)
     axis.set(xlim=(0, width), ylim=(0, height))  # which imshow has changed

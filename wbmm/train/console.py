@@ -43,7 +43,8 @@ class Pace:
         """Takes over what a report of the run measured."""
         if record["step"] != self.figures.get("step"):
             self._loss.add(record["loss"])
-        self.figures |= {**record, "loss": self._loss.value}
+        own = ("images_per_s", "eta_s") if self._seconds.known else ()  # smoother than what one report measured
+        self.figures |= {key: value for key, value in record.items() if key not in own} | {"loss": self._loss.value}
 
     def pause(self) -> None:
         """What happens until the next step is no training."""
@@ -67,6 +68,10 @@ class _Average:
 
     def __init__(self) -> None:
         self._sum = self._weight = 0.0
+
+    @property
+    def known(self) -> bool:
+        return self._weight > 0
 
     @property
     def value(self) -> float:
@@ -169,7 +174,8 @@ class BarConsole:
         return time.monotonic() - self._drawn >= REFRESH_S
 
     def _line(self) -> str:
-        return f"step {self.pace.figures['step']}  {self.pace.line()}"
+        step, epoch = self.pace.figures["step"], self.pace.figures["epoch"]
+        return f"step {step}/{round(step / epoch * self.epochs)}  {self.pace.line()}"
 
     def _draw(self, line: str) -> None:
         self._drawn, epoch = time.monotonic(), self.pace.figures.get("epoch", 0.0)

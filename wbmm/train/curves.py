@@ -77,7 +77,7 @@ def _titles(title: str, best: tuple[float, float] | None, loss, accuracy, rate) 
     if best:
         epoch, value = best
         accuracy.axhline(value, color=GREY, linewidth=0.8, linestyle="--")
-        accuracy.text(0.98, 0.04, f"best {value:.2f} % at epoch {epoch:g}", transform=accuracy.transAxes, ha="right")
+        accuracy.set_title(f"top-1 accuracy: best {value:.2f} % at epoch {epoch:g}")
     for axis in (loss, accuracy, rate):
         axis.set_xlabel("epoch")
         axis.grid(alpha=0.3)
