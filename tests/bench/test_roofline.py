@@ -8,8 +8,8 @@ import torch
 import torch.nn as nn
 
 from wbmm import cli
-from wbmm.bench.roofline import GPUS, by_operator, count, issued, paper_rows, parts, record, units
 from wbmm.bench.results import to_csv
+from wbmm.bench.roofline import GPUS, by_operator, count, issued, paper_rows, parts, record, units
 from wbmm.layers import Block, WBMM2d
 from wbmm.models.fuse import fuse
 
