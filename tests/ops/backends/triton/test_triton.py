@@ -27,7 +27,7 @@ def test_the_kernels_are_imported_where_they_run():
         "print([name for name in sys.modules if name.startswith('wbmm.ops.backends.triton.')])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "['wbmm.ops.backends.triton.trial']"
+    assert run.stdout.strip() == "['wbmm.ops.backends.triton.context', 'wbmm.ops.backends.triton.trial']"
 
 
 def test_the_check_for_a_gpu_needs_one(tmp_path):
