@@ -1,12 +1,15 @@
 """Bytes and multiply-adds of modules whose cost is known by hand."""
 
+from pathlib import Path
+
 import pytest
 import timm
 import torch
 import torch.nn as nn
 
 from wbmm import cli
-from wbmm.bench.roofline import GPUS, by_operator, issued, paper_rows, parts, record, units
+from wbmm.bench.results import to_csv
+from wbmm.bench.roofline import GPUS, by_operator, count, issued, paper_rows, parts, record, units
 from wbmm.layers import Block, WBMM2d
 from wbmm.models.fuse import fuse
 
@@ -87,6 +90,30 @@ def test_the_kernels_of_the_triton_backend():
     assert plain == record(block, x, training=True), "gradients of one pass are not added to those of the next"
 
 
+PAGE = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text(encoding="utf-8")
+CELLS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines()]
+ROWS = [row for row in CELLS if len(row) == 9 and row[1].startswith("forward")]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [ROWS[0], *(pytest.param(row, marks=pytest.mark.heavy) for row in ROWS[1:])],
+    ids=lambda row: "-".join(row[:3]),
+)
+def test_the_page_has_what_is_computed(row):
+    pytest.importorskip("triton")
+    name, what, precision, *figures = row
+    training = what == "forward and backward"
+    backends = ("reference", "triton") if figures[1] else ("reference",)
+    found = []
+    for kernels in count(name, 128, (224, 224), precision, training, not training, backends):
+        whole = parts(kernels, GPUS["a100"], precision)[-1]
+        found.append((f"{whole.bytes / 1e9:.1f}", f"{whole.seconds * 1e3:.1f}", str(whole.kernels)))
+    expected = [tuple(figures[i::2]) for i in range(len(backends))]
+    assert found == expected
+    assert len(ROWS) == 5
+
+
 def test_the_units_of_a_model_are_all_of_it():
     model = timm.create_model("wbmm_a", device=META).eval()
     images = torch.empty(2, 3, 64, 64, device=META)
@@ -131,6 +158,22 @@ def test_the_command(arguments, named, capsys):
     assert named in said
 
 
+@pytest.mark.parametrize(("bench", "spec"), [("model", "wbmm_a:compact"), ("train", "wbmm_a")])
+def test_what_was_measured_beside_the_limits(bench, spec, tmp_path, capsys):
+    pytest.importorskip("triton")
+    shared = {"height": 64, "width": 64, "device": "cuda", "dtype": "float32", "precision": "tf32"}
+    path = tmp_path / f"{bench}.csv"
+    path.write_text(to_csv([{"bench": bench, "model": spec, "batch": 2, "images_per_s": 10.0, **shared}]))
+    assert cli.main(["bench", "roofline", "--gpu", "l4", "--measured", str(path)]) == 0
+    said = capsys.readouterr().out
+    training = bench == "train"
+    (kernels,) = count("wbmm_a", 2, (64, 64), "tf32", training, not training, ("triton",))
+    limit = f"{2 / parts(kernels, GPUS['l4'], 'tf32')[-1].seconds:.0f}"
+    (line,) = [line for line in said.splitlines() if spec in line]
+    assert line.split()[-2] == limit
+    assert "computed, not measured, on L4" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
@@ -138,6 +181,7 @@ def test_the_command(arguments, named, capsys):
         (["wbmm_a", "--batch", "0"], "--batch 0"),
         (["--paper", "--batch", "3"], "4, 16, 64"),
         (["wbmm_a", "--kernels"], "--backend triton"),
+        (["--measured", "no.csv"], "no.csv"),
     ],
 )
 def test_wrong_arguments_are_one_line(arguments, named, capsys):

@@ -8,11 +8,13 @@ bounds a step, and how much fused kernels can save.
 """
 
 import argparse
+import csv
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 
 import timm
 import torch
@@ -148,13 +150,14 @@ def _bytes(tensor: Tensor) -> int:
 
 @contextmanager
 def _as_issued_by(backend: str, recorder: _Recorder) -> Iterator[None]:
-    if backend == REFERENCE:
-        yield
-        return
-    from wbmm.ops.backends.triton.launch import listen
+    with rehearse(backend):
+        if backend == REFERENCE:
+            yield
+            return
+        from wbmm.ops.backends.triton.launch import listen
 
-    with rehearse(backend), listen(recorder.launched):
-        yield
+        with listen(recorder.launched):
+            yield
 
 
 def record(module: nn.Module, x: Tensor, training: bool = False, backend: str = REFERENCE) -> list[Kernel]:
@@ -167,10 +170,14 @@ def record(module: nn.Module, x: Tensor, training: bool = False, backend: str = 
     """
     module.train(training)
     recorder = _Recorder()
-    with _as_issued_by(backend, recorder), recorder, torch.set_grad_enabled(training):
-        out = module(x.requires_grad_(training))
-        if training:
-            out.backward(torch.empty_like(out))
+    with _as_issued_by(backend, recorder):
+        with torch.no_grad():
+            module(x)  # what is made once and kept is made here
+        recorder.kernels.clear()
+        with recorder, torch.set_grad_enabled(training):
+            out = module(x.requires_grad_(training))
+            if training:
+                out.backward(torch.empty_like(out))
     module.zero_grad()  # or the next pass would add to these gradients
     return recorder.kernels
 
@@ -299,6 +306,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--kernels", action="store_true", help="kernel by kernel, not part by part; of one backend")
     parser.add_argument("--paper", action="store_true", help="read the paper's A800 operator table against the limits")
+    parser.add_argument(
+        "--measured",
+        type=Path,
+        nargs="+",
+        metavar="CSV",
+        help="files that `bench model` and `bench train` wrote: their figures beside the limits of --gpu",
+    )
     parser.add_argument("--markdown", action="store_true")
 
 
@@ -310,14 +324,12 @@ def run(args: argparse.Namespace) -> int:
             "once; TFLOP/s: of all taps or of the product. Computed from the paper's figures, not measured here."
         )
         return 0
+    if args.measured:
+        return _compare(args)
     _check(args)
-    dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
-    model = timm.create_model(args.model, device=torch.device("meta"), dtype=dtype).eval()
-    model = model if args.training else fuse(model)
-    images = torch.empty(args.batch, 3, *args.size, dtype=dtype, device="meta", memory_format=torch.channels_last)
-    gpu = GPUS[args.gpu]
+    gpu, size = GPUS[args.gpu], tuple(args.size)
     chosen = BACKENDS if args.backend == BOTH else (args.backend,)
-    kernels = [issued(model, images, args.training, backend) for backend in chosen]
+    kernels = count(args.model, args.batch, size, args.precision, args.training, not args.training, chosen)
     if len(chosen) > 1 and kernels[0] == kernels[1]:
         print(f"{args.model} has no operators that the backend triton computes\n")
         chosen, kernels = chosen[:1], kernels[:1]
@@ -339,6 +351,51 @@ def run(args: argparse.Namespace) -> int:
         + "."
     )
     return 0
+
+
+def count(
+    name: str, batch: int, size: tuple[int, int], precision: str, training: bool, fused: bool, backends: Iterable[str]
+) -> list[list[tuple[str, list[Kernel]]]]:
+    """What `issued` gives of a model by name, for each backend."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    model = timm.create_model(name, device=torch.device("meta"), dtype=dtype).eval()
+    model = fuse(model) if fused else model
+    images = torch.empty(batch, 3, *size, dtype=dtype, device="meta", memory_format=torch.channels_last)
+    return [issued(model, images, training, backend) for backend in backends]
+
+
+def _compare(args: argparse.Namespace) -> int:
+    """What was measured, beside the limits."""
+    gpu, rows = GPUS[args.gpu], []
+    backends = BACKENDS if is_installed("triton") else BACKENDS[:1]
+    for path in args.measured:
+        if not path.is_file():
+            raise ValueError(f"--measured {path}: there is no such file; `wbmm bench model --out DIR` writes one")
+        with open(path, encoding="utf-8") as file:
+            records = list(csv.DictReader(file))
+        if any(record.get("bench") not in ("model", "train") for record in records):
+            raise ValueError(f"--measured {path}: expected the CSV file of `wbmm bench model` or `wbmm bench train`")
+        for record in records:
+            rows.append([path.parent.name, *_beside_limits(record, gpu, backends)])
+    headers = ("of", "model", "bench", "batch", "images/s", *(f"at most: {name}" for name in backends))
+    print(render_table((*headers, "share of the last"), rows, markdown=args.markdown))
+    print(f"\nimages/s: measured. At most: computed, not measured, on {gpu.name}; a step without its optimiser.")
+    return 0
+
+
+def _beside_limits(record: dict[str, str], gpu: Gpu, backends: Iterable[str]) -> list[str]:
+    name, _, form = record["model"].partition(":")
+    size, batch, training = (
+        (int(record["height"]), int(record["width"])),
+        int(record["batch"]),
+        record["bench"] == "train",
+    )
+    precision = record["precision"] if record["dtype"] == "float32" else "bf16"
+    counted = count(name, batch, size, precision, training, form == "compact", backends)
+    most = [batch / parts(kernels, gpu, precision)[-1].seconds for kernels in counted]
+    speed = float(record["images_per_s"])
+    limits = (f"{value:.0f}" for value in most)
+    return [record["model"], record["bench"], str(batch), f"{speed:.0f}", *limits, f"{speed / most[-1]:.0%}"]
 
 
 def _check(args: argparse.Namespace) -> None:

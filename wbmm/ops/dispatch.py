@@ -191,7 +191,7 @@ def windowed(
 
 def kept_matrix(tables: list[Tensor], window: Window, index: list[Tensor] | None, kept: Kept) -> Tensor:
     """`expand`, from what is kept in inference."""
-    if tables[0].ndim == 3 or wants_grad(*tables) or obstacle(*tables) is not None:
+    if tables[0].ndim == 3 or wants_grad(*tables) or _obstacle(*tables) is not None:
         return expand(tables, window, index)
     return kept.get("matrix", tables, lambda: expand(tables, window, index))
 

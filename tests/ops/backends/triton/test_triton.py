@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from wbmm.layers import Block, HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
 from wbmm.ops import dispatch, use_backend
 from wbmm.ops.backends import Call
 from wbmm.ops.backends import triton as backend
@@ -26,7 +27,7 @@ def test_the_kernels_are_imported_where_they_run():
         "print([name for name in sys.modules if name.startswith('wbmm.ops.backends.triton.')])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "['wbmm.ops.backends.triton.trial']"
+    assert run.stdout.strip() == "['wbmm.ops.backends.triton.context', 'wbmm.ops.backends.triton.trial']"
 
 
 def test_the_check_for_a_gpu_needs_one(tmp_path):
@@ -38,6 +39,20 @@ def test_the_check_for_a_gpu_needs_one(tmp_path):
     assert run.returncode == 1
     assert "no CUDA device is visible" in run.stderr
     assert not (tmp_path / "out.txt").exists()
+
+
+@pytest.mark.heavy
+def test_the_check_for_a_gpu_runs_on_a_cpu_as_far_as_it_can(tmp_path):
+    """All of its commands, on small models."""
+    script = Path(__file__).parents[4] / "scripts" / "gpu_check.sh"
+    environment = {**os.environ, "PYTHON": sys.executable, "DEVICE": "cpu", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(
+        ["bash", str(script), str(tmp_path / "out.txt")], env=environment, capture_output=True, text=True
+    )
+    said = (tmp_path / "out.txt").read_text()
+    assert run.returncode == 0, said
+    assert "\n0 steps failed\n" in said
+    assert "beside the computed limits of a100" in said
 
 
 def call(x=None, window=WINDOW, tables=1, table=None, operator="windowed"):
@@ -152,6 +167,25 @@ class TestFakeCuda:
         finally:
             torch.set_autocast_enabled("cuda", before[0])
             torch.set_autocast_dtype("cuda", before[1])
+
+    @pytest.mark.parametrize("last", [True, False])
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("mixer", [WBMM2d, HierarchicalWBMM2d, MultiKernelWBMM2d])
+    def test_backward_of_a_block_on_the_meta_device(self, mixer, dtype, last):
+        """Shapes, types and strides of all gradients, at a size that is no multiple of the window."""
+        block = Block(mixer(12), 12, drop_path=0.2).to("meta", dtype)
+        layout = torch.channels_last if last else torch.contiguous_format
+        x = torch.empty(2, 12, 15, 9, device="meta", dtype=dtype).contiguous(memory_format=layout).requires_grad_()
+        seen = []
+        with dispatch.rehearse("triton"), dispatch.watch(lambda *choice: seen.append(choice[:2])):
+            out = block(x)
+            out.backward(torch.empty_like(out))
+        assert ("windowed", "triton") in seen
+        assert ("gated_ffn", "triton") in seen
+        assert out.is_contiguous(memory_format=torch.channels_last)
+        for tensor in (x, *block.parameters()):
+            assert (tensor.grad.shape, tensor.grad.dtype) == (tensor.shape, tensor.dtype)
+        assert x.grad.is_contiguous(memory_format=layout) or x.grad.is_contiguous(memory_format=torch.channels_last)
 
     def test_precision_follows_torch(self):
         from wbmm.ops.backends.triton.windowed import dot_options

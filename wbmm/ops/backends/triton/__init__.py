@@ -1,7 +1,5 @@
 """NVIDIA GPUs: kernels in Triton. `docs/gpu.md` says what of them is verified, and how."""
 
-import os
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.util import find_spec
 
@@ -16,6 +14,7 @@ from wbmm.ops.obstacles import changed_module
 from wbmm.ops.tables import Window
 from wbmm.ops.windows import crop, pad_to_windows
 
+from .context import BLOCK, is_interpreted, no_autocast
 from .trial import first_use
 
 __all__ = ["Triton"]
@@ -24,19 +23,7 @@ LEAST_CAPABILITY = (8, 0)  # of the GPU: TF32 and bfloat16
 LARGEST_SIDE = 56  # of a window; the kernels are compiled up to here in the tests
 MOST_ELEMENTS = 2**31  # offsets are 32-bit numbers
 MOST_PROGRAMS = 65535  # what CUDA has in the second and the third direction of a grid
-BLOCK = 64  # positions that one program of the feed-forward part has
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-def is_interpreted() -> bool:
-    """Whether Triton runs its kernels on the CPU, statement by statement: slow, for tests."""
-    return os.environ.get("TRITON_INTERPRET") == "1"
-
-
-def no_autocast(x: Tensor) -> AbstractContextManager:
-    """Autocast switched off, if there is one for the device."""
-    kind = x.device.type
-    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
 
 
 @cache

@@ -23,7 +23,7 @@ from torch import Tensor
 from wbmm.ops import reference
 from wbmm.ops.reference import LEAST_SQUARE
 
-from . import BLOCK, no_autocast
+from .context import BLOCK, no_autocast
 from .launch import launch
 
 __all__ = ["META", "block", "ffn", "grid_of"]

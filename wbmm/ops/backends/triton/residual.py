@@ -15,6 +15,8 @@ float32. Moments are joined by the formula for groups: the variance of a channel
 be lost in a plain sum of squares.
 """
 
+from functools import lru_cache
+
 import torch
 import triton
 import triton.language as tl
@@ -143,6 +145,13 @@ def _partial(y: Tensor) -> Tensor:
     return y.new_empty((2, batch, triton.cdiv(positions, META["BP"]), channels), dtype=torch.float32)
 
 
+@lru_cache(maxsize=64)
+def _counts(positions: int, device: torch.device) -> Tensor:
+    """Positions of each block: `[blocks, 1]` float32. Kept, for these are several launches."""
+    starts = torch.arange(0, positions, META["BP"], device=device)
+    return (positions - starts).clamp_(max=META["BP"]).to(torch.float32)[:, None]
+
+
 @torch.no_grad()
 def batch_statistics(y: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance of each channel of `[B, P, C]`: `[C]` float32, the variance without Bessel's correction."""
@@ -150,8 +159,7 @@ def batch_statistics(y: Tensor) -> tuple[Tensor, Tensor]:
     means, deviations = _partial(y)
     written = means, deviations
     launch(moments_kernel, grid_of(y), y, *written, *y.shape[1:], writes=written, **META)
-    starts = torch.arange(0, positions, META["BP"], device=y.device)
-    counts = (positions - starts).clamp_(max=META["BP"]).to(torch.float32)[:, None]
+    counts = _counts(positions, y.device)
     total = batch * positions
     mean = (means * counts).sum((0, 1)) / total
     between = ((means - mean).square_() * counts).sum((0, 1))

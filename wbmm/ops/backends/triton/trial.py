@@ -17,6 +17,8 @@ from wbmm.ops.backends import Call
 from wbmm.ops.tables import num_offsets, scales_of
 from wbmm.text import first_line
 
+from .context import no_autocast, tf32_allowed
+
 __all__ = ["DEVICES", "first_use"]
 
 log = logging.getLogger(__name__)
@@ -36,8 +38,8 @@ def first_use(call: Call) -> str | None:
     if x.device.type not in DEVICES:
         return None
     dtype = reference.autocast_type(x.device) or x.dtype
-    last, precision = x.stride(1) == 1, torch.get_float32_matmul_precision()
-    key = (call.operator, x.device, dtype, call.grad, call.window, call.tables, call.weights[0].shape, last, precision)
+    last, tf32 = x.stride(1) == 1, tf32_allowed()
+    key = (call.operator, x.device, dtype, call.grad, call.window, call.tables, call.weights[0].shape, last, tf32)
     if key not in _found:
         if x.is_cuda and torch.cuda.is_current_stream_capturing():
             return None  # a graph cannot wait for a result
@@ -46,8 +48,6 @@ def first_use(call: Call) -> str | None:
 
 
 def _try(call: Call, dtype: torch.dtype, last: bool) -> str | None:
-    from . import no_autocast
-
     try:
         with torch.set_grad_enabled(call.grad), torch.cuda.device_of(call.x), no_autocast(call.x):
             errors = _windowed(call, dtype, last) if call.operator == "windowed" else _gated_ffn(call, dtype)

@@ -23,7 +23,7 @@ from torch.library import triton_op
 from wbmm.ops.tables import Window, num_offsets
 from wbmm.ops.windows import grid_size, is_channels_last
 
-from . import no_autocast
+from .context import no_autocast, tf32_allowed
 from .launch import launch
 
 __all__ = ["table_gradient", "table_product"]
@@ -254,10 +254,7 @@ def dot_options(x: Tensor) -> dict[str, object]:
     float32 takes TF32 where torch allows it for its own products, else three products of it, which are about float32.
     The interpreter would multiply the bits of bfloat16 as integers.
     """
-    matmul = torch.backends.cuda.matmul
-    setting = getattr(matmul, "fp32_precision", None)  # PyTorch 2.9 and later
-    tf32 = matmul.allow_tf32 if setting is None else setting == "tf32"
-    return {"PRECISION": "tf32" if tf32 else "tf32x3", "UPCAST": INTERPRETED and x.dtype is torch.bfloat16}
+    return {"PRECISION": "tf32" if tf32_allowed() else "tf32x3", "UPCAST": INTERPRETED and x.dtype is torch.bfloat16}
 
 
 def block_rows(window: Window) -> int:
