@@ -1,0 +1,31 @@
+"""`wbmm analyze`: what to look at is its first argument."""
+
+import argparse
+import importlib
+
+ANALYSES = {
+    "weights": ("wbmm.analysis.weights", "what the WBMM layers learned: locality, orientation, frequency"),
+}
+EXAMPLE = "wbmm analyze weights runs/digits --out analysis"
+
+
+class AnalysisParser(argparse.ArgumentParser):
+    """Imports its analysis, with torch, only when that is the one asked for."""
+
+    def parse_known_args(self, args=None, namespace=None):
+        module = importlib.import_module(ANALYSES[self.prog.split()[-1]][0])
+        self.description, self.epilog = module.__doc__, f"example:\n  {module.EXAMPLE}"
+        module.add_arguments(self)
+        return super().parse_known_args(args, namespace)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(
+        dest="analysis", required=True, metavar="{" + ",".join(ANALYSES) + "}", parser_class=AnalysisParser
+    )
+    for name, (_, summary) in ANALYSES.items():
+        kinds.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def run(args: argparse.Namespace) -> int:
+    return importlib.import_module(ANALYSES[args.analysis][0]).run(args)
