@@ -5,6 +5,7 @@ import importlib
 
 ANALYSES = {
     "weights": ("wbmm.analysis.weights", "what the WBMM layers learned: locality, orientation, frequency"),
+    "erf": ("wbmm.analysis.erf", "effective receptive fields of models side by side"),
     "features": ("wbmm.analysis.features", "the map of each stage as a picture; seams at window borders, measured"),
 }
 EXAMPLE = "wbmm analyze weights runs/digits --out analysis"
