@@ -21,7 +21,9 @@ EXTRAS = {
     "det": ["onedl-mmengine>=0.10.12,<0.11", "onedl-mmcv>=2.3.6,<2.4", "onedl-mmdetection>=3.5.1,<3.6"],
     "export": ["onnx>=1.17", "onnxscript>=0.5", "onnxruntime>=1.20", "openvino>=2025.0", "nncf>=2.14"],
     "wandb": ["wandb>=0.19"],
-    "dev": ["pytest>=8", "pytest-timeout>=2.3", "ruff>=0.9", "build>=1.2", "import-linter>=2"],
+    "app": ["gradio>=6"],
+    "analyze": ["grad-cam>=1.5.5", "matplotlib>=3.8"],
+    "dev": ["pytest>=8", "pytest-timeout>=2.3", "ruff>=0.9", "build>=1.2", "import-linter>=2", "playwright>=1.50"],
 }
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 
