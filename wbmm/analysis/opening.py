@@ -23,7 +23,7 @@ from wbmm.mm.backbone import WBMMBackbone
 from wbmm.mm.mm_checkpoint import PREFIX, MMCheckpoint, read_mm_checkpoint
 from wbmm.models.state import CheckpointError
 
-__all__ = ["Pictures", "Subject", "add_model_arguments", "find_pictures", "open_subject", "with_size"]
+__all__ = ["Pictures", "Subject", "add_model_arguments", "checkpoint_of", "find_pictures", "open_subject", "with_size"]
 
 RUN_FILES = ("best.pt", "last.pt")
 
@@ -66,9 +66,7 @@ def open_subject(
         random_weights: a name gives the untrained model, not one with published weights.
     """
     check_device(device)
-    path = Path(source)
-    if path.is_dir():
-        path = _of_run(path)
+    path = Path(checkpoint_of(source))
     if path.suffix in EXPORTED:
         raise ValueError(f"{path}: an exported file has no layers to look into; give the checkpoint it was made from")
     if path.is_file() and _is_mm(path):
@@ -88,10 +86,14 @@ def _label(path: Path, source: str) -> str:
     return source if not path.is_file() else f"{path.parent.name}/{path.name}" if path.name in RUN_FILES else path.name
 
 
-def _of_run(folder: Path) -> Path:
+def checkpoint_of(source: str) -> str:
+    """The checkpoint of a run's folder; a file or a name as it is."""
+    folder = Path(source)
+    if not folder.is_dir():
+        return source
     for name in RUN_FILES:
         if (folder / name).is_file():
-            return folder / name
+            return str(folder / name)
     raise CheckpointError(f"{folder}: a folder without {' or '.join(RUN_FILES)}; give a run's folder or a file")
 
 

@@ -6,7 +6,9 @@ import importlib
 ANALYSES = {
     "weights": ("wbmm.analysis.weights", "what the WBMM layers learned: locality, orientation, frequency"),
     "erf": ("wbmm.analysis.erf", "effective receptive fields of models side by side"),
+    "cam": ("wbmm.analysis.cam", "where a classifier looks (Grad-CAM)"),
     "features": ("wbmm.analysis.features", "the map of each stage as a picture; seams at window borders, measured"),
+    "mistakes": ("wbmm.analysis.mistakes", "confusion matrix, accuracy of each class, the surest mistakes"),
 }
 EXAMPLE = "wbmm analyze weights runs/digits --out analysis"
 
