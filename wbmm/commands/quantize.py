@@ -12,6 +12,7 @@ from wbmm.deploy.quantize.calibrate import Calibration, read_calibration
 from wbmm.deploy.quantize.choose import GROUPS, Layer, LayerChoice
 from wbmm.deploy.quantize.convert import BACKENDS, PRECISIONS, check_request, convert_precision, float_file, target_of
 from wbmm.io.card import ModelCard
+from wbmm.io.files import run_checkpoint
 from wbmm.text import render_table
 
 __all__ = ["EXAMPLE", "add_arguments", "run"]
@@ -20,7 +21,9 @@ EXAMPLE = "wbmm quantize runs/wbmm_t/best.pt --calib /data/imagenet --format ope
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("input", type=Path, metavar="IN", help="a checkpoint, or an .onnx or .xml of `wbmm export`")
+    parser.add_argument(
+        "input", type=Path, metavar="IN", help="a checkpoint, a run's folder, or an .onnx or .xml of `wbmm export`"
+    )
     parser.add_argument("output", type=Path, nargs="?", metavar="OUT", help="default: beside IN, e.g. best.int8.xml")
     parser.add_argument("--format", choices=BACKENDS, required=True, help="safetensors: weights in fp16 or bf16 alone")
     parser.add_argument("--precision", choices=PRECISIONS, default="int8")
@@ -47,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_request(args.format, args.precision, args.full_range)
+    args.input = run_checkpoint(args.input)
     output = target_of(args.input, args.output, args.format, args.precision, args.force)
     with tempfile.TemporaryDirectory() as folder:
         path, card = float_file(args.input, args.format, Path(folder), args.model, args.ema, args.dynamic_batch)

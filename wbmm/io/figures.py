@@ -85,16 +85,30 @@ def draw_mosaic(
     lines = max(text.count("\n") + 1 for text in texts)
     columns = min(columns, len(pictures))
     rows = math.ceil(len(pictures) / columns)
-    width = max(columns * CELL, 3.2)
-    figure = new_figure(width, rows * (CELL + lines * CAPTION) + 0.4, "a mosaic of pictures")
-    figure.get_layout_engine().set(w_pad=0.04, h_pad=0.05, wspace=0, hspace=0)
+    step, gap = CELL + lines * CAPTION + 0.1, 0.05
+    width, height = max(columns * CELL, 3.2), rows * step + (0.45 if title else 0.0)
+    figure = new_figure(width, height, "a mosaic of pictures")
+    figure.set_layout_engine(None)
+    axis = figure.add_axes((0, 0, 1, 1))  # one for all, in inches: an axis a picture takes seconds to lay out
+    axis.set(xlim=(0, width), ylim=(0, height))
+    axis.set_axis_off()
     if title:
-        figure.suptitle(textwrap.fill(title, round(width * 11)), fontsize=11)
-    axes = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axis in axes:
-        axis.set_axis_off()
-    for axis, picture, text, colour in zip(axes, pictures, texts, colours or ["black"] * len(texts), strict=False):
+        text = textwrap.fill(title, round(width * 11))
+        axis.text(width / 2, height - 0.22, text, ha="center", va="center", fontsize=11)
+    for place, (picture, text) in enumerate(zip(pictures, texts, strict=True)):
+        row, column = divmod(place, columns)
+        left, top = column * CELL + gap, rows * step - row * step
         pixels = np.asarray(picture.convert("RGB") if hasattr(picture, "convert") else picture)
-        axis.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="lanczos")
-        axis.text(0.5, -0.03, text, transform=axis.transAxes, ha="center", va="top", fontsize=8, color=colour)
+        extent = _fit(pixels.shape[1], pixels.shape[0], left, top - CELL + gap, CELL - 2 * gap)
+        axis.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="bicubic", extent=extent, aspect="auto")
+        colour = colours[place] if colours else "black"
+        axis.text(left + CELL / 2 - gap, top - CELL, text, ha="center", va="top", fontsize=8, color=colour)
+    axis.set(xlim=(0, width), ylim=(0, height))  # which imshow has changed
     return save_figure(figure, path)
+
+
+def _fit(width: int, height: int, left: float, bottom: float, side: float) -> tuple[float, float, float, float]:
+    """Where a picture goes in a square cell: left, right, bottom, top."""
+    wide, high = (side * length / max(width, height) for length in (width, height))
+    x, y = left + (side - wide) / 2, bottom + (side - high) / 2
+    return x, x + wide, y, y + high

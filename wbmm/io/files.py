@@ -33,11 +33,13 @@ __all__ = [
     "open_checkpoint",
     "read_state_dict",
     "round_weights",
+    "run_checkpoint",
     "save_model",
     "write_weights",
 ]
 
 SUFFIXES = (".safetensors", ".pth", ".pt")
+OF_A_RUN = ("best.pt", "last.pt")  # the first that its folder has
 SPARE_ELEMENTS = 1_000_000  # a small model in training form beside its fused file
 _logger = logging.getLogger(__name__)
 
@@ -46,7 +48,8 @@ def load_model(path: str | Path, model: str | None = None, ema: bool = True, arg
     """A model from any checkpoint file, in eval mode and float32; `model.card` says what it is.
 
     Args:
-        path: our training checkpoint, a file of `save_model` or `wbmm reparam`, a released one; pth or safetensors.
+        path: our training checkpoint, a file of `save_model` or `wbmm reparam`, a released one, pth or safetensors; or
+            the folder of a training run.
         model: its name, where the file does not tell (or to insist on one).
         ema: the moving average of the weights, where the file has one.
         args: keyword arguments of `timm.create_model`, where the file does not tell.
@@ -55,6 +58,17 @@ def load_model(path: str | Path, model: str | None = None, ema: bool = True, arg
     _logger.info("%s: %s", path, card.describe())
     net.card = card
     return net
+
+
+def run_checkpoint(path: str | Path) -> Path:
+    """The file itself, or the best checkpoint of a training run, given its folder."""
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    for name in OF_A_RUN:
+        if (path / name).is_file():
+            return path / name
+    raise CheckpointError(f"{path} is a folder without {' or '.join(OF_A_RUN)}: give a file, or the folder of a run")
 
 
 def open_checkpoint(
@@ -70,7 +84,7 @@ def open_checkpoint(
         path, model, ema, args: as of `load_model`.
         file: what `read_checkpoint` gave, where the file has been read already.
     """
-    path = Path(path)
+    path = run_checkpoint(path)
     file = file or read_checkpoint(path)
     try:
         card = read_card(file)

@@ -22,6 +22,7 @@ from wbmm.train.optim import BatchPlan
 from . import checkpoint
 from .checkpoint import Position
 from .config import TrainConfig, to_dict
+from .curves import FIRST_BATCH, MOST_SHOWN, draw_batch
 from .dist import World, all_sum, gather_objects, sum_on_device
 from .guard import MARKER, BufferSnapshot, StopSignal, nonfinite_layers, write_marker
 from .log import Clock, RunLogger, memory_mb, writing
@@ -112,6 +113,9 @@ def train_epoch(run: Run, epoch: int) -> bool:
     while position.step < (epoch + 1) * per_epoch:
         with clock.waiting():
             micro_batches = next(batches)
+        if position.step == 0 and run.world.main:
+            show_first_batch(run, micro_batches)
+            clock = Clock()  # drawing is no training
         train_step(run, micro_batches)
         clock.steps += 1
         position.step += 1
@@ -125,6 +129,17 @@ def train_epoch(run: Run, epoch: int) -> bool:
         if position.evaluated and save_is_due(run):
             save_unless_skipping(run)
     return False
+
+
+def show_first_batch(run: Run, micro_batches: list[tuple[Tensor, Tensor]]) -> None:
+    """Draws the images of the first step as the net sees them: the first thing to look at when training fails."""
+    enough = micro_batches[: math.ceil(MOST_SHOWN / run.config.batch)]
+    seen = [prepare(run, batch, micro) for micro, batch in enumerate(enough)]
+    images, targets = (torch.cat(parts)[:MOST_SHOWN].cpu() for parts in zip(*seen, strict=True))
+    try:
+        draw_batch(images, targets, run.config, run.data.class_names, run.out / FIRST_BATCH)
+    except ImportError as error:
+        run.logger.message(f"left out: {FIRST_BATCH} ({error})")
 
 
 def report(run: Run, loss: float, clock: Clock):
