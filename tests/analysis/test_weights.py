@@ -136,7 +136,7 @@ def test_errors_are_one_line(forms, command, tmp_path, capsys):
     assert command("analyze", "weights", "model.onnx", *out) == 1
     assert "an exported file has no layers to look into" in capsys.readouterr().err
     assert command("analyze", "weights", tmp_path, *out) == 1
-    assert "a folder without best.pt or last.pt" in capsys.readouterr().err
+    assert "is a folder without best.pt or last.pt" in capsys.readouterr().err
     assert command("analyze", "weights", "unireplknet_a", "--random-weights", *out) == 1
     assert "has no WBMM layer: its W blocks hold dw13_reparam" in capsys.readouterr().err
     assert command("analyze", "weights", "wbmm_x", *out) == 1

@@ -67,7 +67,7 @@ def test_classes_of_one_name_are_told_apart(trained, tmp_path, red):
     ("argv", "message"),
     [
         (["no.pth"], "no.pth: there is no such file"),
-        (["{tmp}"], "a folder without a checkpoint (best.pt, last.pt or iter_N.pth)"),
+        (["{tmp}"], "is a folder without best.pt or last.pt: give a file, or the folder of a run"),
         (["{tmp}/red.png"], "red.png: no model file; give a run's folder or a file that ends with one of .safetensors"),
         (["{net}", "--config", "x.py"], "--config is for the checkpoint of a segmentor or detector"),
         (["{net}", "--port", "0"], "--port 0: give 1 to 65535"),

@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(f"{subject.label} has no classes: {subject.card.describe()}")
     card = with_size(subject.card, args.size)
     number, names = _class_number(args.wanted, card), class_names(card)
-    output = Output(args.out, "cam", args.force)
+    output = Output(args, "cam")
     images = pictures.prepared(card)
     maps, facts = [], []
     with progress_bar(len(images), "images") as advance:

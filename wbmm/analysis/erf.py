@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
     pictures = find_pictures(args.images, args.most)
     subjects = [open_subject(f, args.device, args.model, args.ema, args.random_weights) for f in args.files]
     size = args.size or subjects[0].card.input_size[1]
-    output = Output(args.out, "erf", args.force)
+    output = Output(args, "erf")
     fields, rows, models = [], [], []
     with progress_bar(len(subjects) * len(pictures.originals), "images") as advance:
         for subject in subjects:

@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     pictures = find_pictures(args.images, args.most)
     subject = open_subject(args.file, args.device, args.model, args.ema, args.random_weights)
     card = with_size(subject.card, args.size)
-    output = Output(args.out, "features", args.force)
+    output = Output(args, "features")
     images = pictures.prepared(card)
     windows = _windows(subject.net)
     maps = _draw_maps(output, subject.net, images[: args.shown], pictures, card, windows)

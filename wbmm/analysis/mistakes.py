@@ -18,7 +18,6 @@ from wbmm.deploy.mistakes import (
 from wbmm.deploy.predict import class_names
 from wbmm.deploy.runtime import open_runner
 
-from .opening import checkpoint_of
 from .output import Output, add_output_arguments
 
 __all__ = ["EXAMPLE", "add_arguments", "run"]
@@ -44,11 +43,10 @@ def run(args: argparse.Namespace) -> int:
     for name in ("most", "batch"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name} {getattr(args, name)}: give 1 or more")
-    source = checkpoint_of(args.file)
-    runner = classifier(open_runner(source, args.device, args.model, args.ema), args.file)
+    runner = classifier(open_runner(args.file, args.device, args.model, args.ema), args.file)
     data = match_classes(runner.card, open_labelled(runner.card, args.data, args.source, args.split))
     data = no_more_than(data, args.limit)
-    output = Output(args.out, "mistakes", args.force)
+    output = Output(args, "mistakes")
     found = collect(runner, data, args.batch, args.workers, args.skip_bad, "images")
     if found.skipped:
         raise ValueError(f"{found.skipped} images could not be read: remove them, for pictures go by their number")
@@ -57,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
     scores, mistakes = class_scores(matrix, names), surest_mistakes(chances, found.labels.numpy(), args.most)
     accuracy = top(found, 1)
     print(f"{args.file}: {accuracy:.2f} % of {len(found.labels)} images right\n\n{class_table(scores, WORST)}")
-    name = Path(source).name
-    for ending in ("png", "pdf"):
+    name = Path(args.file).name
+    for ending in output.endings:
         place = lambda part, ending=ending: args.out / f"mistakes-{part}.{ending}"  # noqa: E731
         output.written.append(draw_confusion(matrix, names, place("confusion"), name))
         output.written.append(draw_class_scores(scores, place("classes"), name))

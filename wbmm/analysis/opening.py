@@ -16,16 +16,14 @@ from wbmm.data.landscapes import draw_landscape
 from wbmm.data.sources import FileSource
 from wbmm.deploy.runtime import EXPORTED, open_runner
 from wbmm.io.card import ModelCard, card_of
-from wbmm.io.files import build_from_card
+from wbmm.io.files import OF_A_RUN, build_from_card, run_checkpoint
 from wbmm.io.reader import read_checkpoint
 from wbmm.machine import check_device
 from wbmm.mm.backbone import WBMMBackbone
 from wbmm.mm.mm_checkpoint import PREFIX, MMCheckpoint, read_mm_checkpoint
 from wbmm.models.state import CheckpointError
 
-__all__ = ["Pictures", "Subject", "add_model_arguments", "checkpoint_of", "find_pictures", "open_subject", "with_size"]
-
-RUN_FILES = ("best.pt", "last.pt")
+__all__ = ["Pictures", "Subject", "add_model_arguments", "find_pictures", "open_subject", "with_size"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ def open_subject(
         random_weights: a name gives the untrained model, not one with published weights.
     """
     check_device(device)
-    path = Path(checkpoint_of(source))
+    path = run_checkpoint(source)
     if path.suffix in EXPORTED:
         raise ValueError(f"{path}: an exported file has no layers to look into; give the checkpoint it was made from")
     if path.is_file() and _is_mm(path):
@@ -83,18 +81,7 @@ def open_subject(
 
 def _label(path: Path, source: str) -> str:
     """A file by its name; one that is called like every run's, with its folder."""
-    return source if not path.is_file() else f"{path.parent.name}/{path.name}" if path.name in RUN_FILES else path.name
-
-
-def checkpoint_of(source: str) -> str:
-    """The checkpoint of a run's folder; a file or a name as it is."""
-    folder = Path(source)
-    if not folder.is_dir():
-        return source
-    for name in RUN_FILES:
-        if (folder / name).is_file():
-            return str(folder / name)
-    raise CheckpointError(f"{folder}: a folder without {' or '.join(RUN_FILES)}; give a run's folder or a file")
+    return source if not path.is_file() else f"{path.parent.name}/{path.name}" if path.name in OF_A_RUN else path.name
 
 
 def _is_mm(path: Path) -> bool:

@@ -150,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
     if args.size is not None and args.size < 1:
         raise ValueError(f"--size {args.size}: give 1 or more")
     subject = open_subject(args.file, args.device, args.model, args.ema, args.random_weights)
-    output = Output(args.out, "weights", args.force)
+    output = Output(args, "weights")
     size = (args.size, args.size) if args.size else subject.card.input_size[1:]
     layers = measure(subject.net, size, "layers")
     if not layers:

@@ -18,12 +18,11 @@ from wbmm.deploy.evaluate import classifier
 from wbmm.deploy.predict import class_names
 from wbmm.deploy.runtime import EXPORTED, open_runner
 from wbmm.extras import need
-from wbmm.io.files import SUFFIXES
+from wbmm.io.files import SUFFIXES, run_checkpoint
 from wbmm.io.reader import read_checkpoint
 from wbmm.mm.detect import open_photo_detector
 from wbmm.mm.pictures import draw_classes, draw_objects
 from wbmm.mm.segment import open_photo_segmenter
-from wbmm.models.state import CheckpointError
 from wbmm.text import printable
 
 __all__ = ["EXAMPLE", "Tool", "add_arguments", "build_page", "launch", "open_tool", "run"]
@@ -31,7 +30,6 @@ __all__ = ["EXAMPLE", "Tool", "add_arguments", "build_page", "launch", "open_too
 EXAMPLE = "wbmm app runs/digits"
 HOST = "127.0.0.1"  # this machine alone
 HEIGHT = 400  # of pictures on the page
-RUN_FILES = ("best.pt", "last.pt")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -98,14 +96,9 @@ def open_tool(
 
 
 def _of_run(folder: Path) -> Path:
-    """The checkpoint in a run's folder: ours, or the newest of mmengine's."""
-    numbered = sorted(
-        (path for kind in ("iter", "epoch") for path in folder.glob(f"{kind}_*.pth")), key=lambda p: p.stat().st_mtime
-    )
-    for path in (*(folder / name for name in RUN_FILES), *reversed(numbered)):
-        if path.is_file():
-            return path
-    raise CheckpointError(f"{folder}: a folder without a checkpoint ({', '.join(RUN_FILES)} or iter_N.pth)")
+    """The checkpoint in a run's folder: the newest of mmengine's, or ours."""
+    numbered = [path for kind in ("iter", "epoch") for path in folder.glob(f"{kind}_*.pth")]
+    return max(numbered, key=lambda path: path.stat().st_mtime) if numbered else run_checkpoint(folder)
 
 
 def _heads(path: Path) -> set[str]:
