@@ -37,9 +37,10 @@ def test_the_command(forms, images, command, tmp_path, capsys):
         assert mistake["is"] in mistake["image"]  # its folder
     names = {path.name for path in (tmp_path / "out").iterdir()}
     assert names == {
-        *("mistakes.json", "mistakes.md", "mistakes-classes.csv"),
+        *("README.md", "mistakes.json", "mistakes.md", "mistakes-classes.csv"),
         *("mistakes-confusion.png", "mistakes-classes.png", "mistakes-surest.png"),
     }
+    assert "- [What compact.safetensors gets wrong](mistakes.md)" in (tmp_path / "out" / "README.md").read_text()
     with Image.open(tmp_path / "out" / "mistakes-surest.png") as picture:
         assert picture.mode == "P"
     capsys.readouterr()

@@ -9,9 +9,11 @@ import torch
 import wbmm
 from tests.helpers import randomize
 from wbmm.analysis import statistics as st
+from wbmm.analysis.opening import open_subject
 from wbmm.analysis.tables import effective_tables, map_sizes
 from wbmm.analysis.weights import measure_layer, summarise
 from wbmm.layers import FusedWBMM2d, HierarchicalWBMM2d, WBMM2d
+from wbmm.mm.backbone import WBMMBackbone
 
 SMALL = {
     "dims": (8, 8, 16, 16),
@@ -64,6 +66,22 @@ def test_a_hierarchical_layer_counts_pairs_inside_and_across_quarters():
     assert found.magnitude[0, 3, 4].item() == pytest.approx(3 * share)
     assert found.energy[0, 3, 4].item() == pytest.approx(9 * share)
     assert found.table.count_nonzero() == 1
+
+
+@pytest.mark.parametrize("form", ["training", "compact"])
+def test_the_backbone_of_a_segmentor(form, tmp_path):
+    arch = {key: value for key, value in SMALL.items() if key not in ("num_classes", "depths")}
+    backbone = randomize(WBMMBackbone(**arch)).eval()
+    expected = list(effective_tables(backbone))
+    backbone = backbone if form == "training" else wbmm.fuse(backbone)
+    state_dict = {f"backbone.{key}": value for key, value in backbone.state_dict().items()}
+    torch.save({"meta": {}, "state_dict": {**state_dict, "decode_head.bias": torch.zeros(1)}}, tmp_path / "seg.pth")
+    subject = open_subject(str(tmp_path / "seg.pth"))
+    found = list(effective_tables(subject.net))
+    assert [layer.name for layer in found] == [layer.name for layer in expected]
+    for one, other in zip(expected, found, strict=True):
+        torch.testing.assert_close(one.table, other.table, atol=1e-5, rtol=1e-4)
+    assert len(list(effective_tables(subject.untrained()))) == len(expected)
 
 
 def test_tables_are_cut_to_the_map():

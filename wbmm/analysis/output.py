@@ -20,6 +20,7 @@ from wbmm.machine import machine_facts, measured_line
 __all__ = ["COLUMN", "PALETTE", "Output", "add_output_arguments", "drawing"]
 
 COLUMN = 3.25  # inches: a column of a paper
+ANALYSES = ("weights", "erf", "features", "cam", "mistakes")
 DPI, SMALL_DPI = 220, 140
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's
 STYLE = {
@@ -84,6 +85,7 @@ class Output:
         write_text(self.folder / f"{self.name}.json", json.dumps(_plain(facts), indent=1) + "\n")
         foot = f"`{_command()}`\n\n{measured_line(facts['machine'])} What the figures mean: docs/analysis.md.\n"
         write_text(self.folder / f"{self.name}.md", f"{page.rstrip()}\n\n{foot}")
+        write_text(self.folder / "README.md", _contents(self.folder))
         page_path = self.folder / f"{self.name}.md"
         print(f"\npage: {page_path}; numbers: {self.name}.json; {len(self.written)} pictures beside them")
         return page_path
@@ -91,6 +93,17 @@ class Output:
 
 def _command() -> str:
     return shlex.join(["wbmm", *sys.argv[1:]])
+
+
+def _contents(folder: Path) -> str:
+    """The pages of a folder, each with its heading."""
+    lines = []
+    for name in ANALYSES:
+        path = folder / f"{name}.md"
+        if path.is_file():
+            heading = path.read_text(encoding="utf-8").splitlines()[0].lstrip("# ")
+            lines.append(f"- [{heading}]({path.name})")
+    return "\n".join(["# What the model learned", "", *lines, "", "Made by `wbmm analyze`.", ""])
 
 
 def _shrink(path: Path) -> None:
