@@ -20,7 +20,7 @@ from wbmm.io.files import OF_A_RUN, build_from_card, run_checkpoint
 from wbmm.io.reader import read_checkpoint
 from wbmm.machine import check_device
 from wbmm.mm.backbone import WBMMBackbone
-from wbmm.mm.mm_checkpoint import PREFIX, MMCheckpoint, read_mm_checkpoint
+from wbmm.mm.mm_checkpoint import MMCheckpoint, is_mm, read_mm_checkpoint
 from wbmm.models.state import CheckpointError
 
 __all__ = ["Pictures", "Subject", "add_model_arguments", "find_pictures", "open_subject", "with_size"]
@@ -67,7 +67,7 @@ def open_subject(
     path = run_checkpoint(source)
     if path.suffix in EXPORTED:
         raise ValueError(f"{path}: an exported file has no layers to look into; give the checkpoint it was made from")
-    if path.is_file() and _is_mm(path):
+    if path.is_file() and is_mm(read_checkpoint(path).contents):
         return _open_backbone(path, device)
     if random_weights and not path.is_file() and timm.is_model(source.partition(".")[0]):
         with torch.random.fork_rng():
@@ -82,12 +82,6 @@ def open_subject(
 def _label(path: Path, source: str) -> str:
     """A file by its name; one that is called like every run's, with its folder."""
     return source if not path.is_file() else f"{path.parent.name}/{path.name}" if path.name in OF_A_RUN else path.name
-
-
-def _is_mm(path: Path) -> bool:
-    contents = read_checkpoint(path).contents
-    state_dict = contents.get("state_dict", contents) if isinstance(contents, dict) else None
-    return isinstance(state_dict, dict) and any(str(key).startswith(PREFIX) for key in state_dict)
 
 
 def _open_backbone(path: Path, device: str) -> Subject:
