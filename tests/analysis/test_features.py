@@ -62,13 +62,19 @@ def test_rows_and_columns_have_their_own_windows():
     assert seam(columns, (20, 7)).jump > seam(columns, (7, 5)).jump + 0.5
 
 
-def test_the_level_beside_borders():
-    x = noise()
-    x[..., 6:8] *= 2  # beside the first border alone
-    assert seam(x).level > 1.3
-    y = noise()
-    y[..., 3:5] *= 2  # inside
-    assert seam(y).level < 0.95
+@pytest.mark.parametrize("dim", [2, 3])
+def test_the_level_beside_borders(dim):
+    def level(start):
+        """Of noise that is twice as strong in two rows (columns), in every window."""
+        x = noise()
+        for border in (0, 7, 14):
+            x.narrow(dim, border + start, 2).mul_(2)
+        return seam(x).level
+
+    assert level(6) > 1.9  # the last of a window and the first of the next
+    assert level(6) > level(5) + 0.3
+    assert level(6) > level(7) + 0.3
+    assert level(3) < 0.9  # inside
 
 
 def test_scale_and_offset_of_a_channel_do_not_matter():
@@ -147,6 +153,7 @@ def test_the_command(forms, images, command, tmp_path, capsys):
         assert command("analyze", "features", forms[form], images / "val", *options) == 0
     found = [json.loads((tmp_path / form / "features.json").read_text()) for form in ("training", "compact")]
     assert found[0]["stages"].keys() == {"2", "3"}
+    assert "32x32 px, where no map is larger than a window" in (tmp_path / "compact" / "features.md").read_text()
     for stage, points in found[0]["stages"].items():
         for name, values in points.items():
             assert found[1]["stages"][stage][name]["jump"] == pytest.approx(values["jump"], rel=0.01)

@@ -1,13 +1,34 @@
 """`wbmm analyze mistakes` counts what `wbmm eval` counts, from any form of a file."""
 
+import argparse
 import json
 
 import numpy as np
 from PIL import Image
 
+from wbmm.analysis.output import Output
 from wbmm.data.images import match_classes, open_labelled
 from wbmm.deploy.evaluate import collect, top
 from wbmm.deploy.runtime import open_runner
+
+
+def test_small_pictures(tmp_path):
+    """A large one loses colours, not its size in pixels; a plot keeps its colours."""
+    pixels = np.random.default_rng(0).integers(0, 256, (400, 400, 3), dtype=np.uint8)
+    args = argparse.Namespace(out=tmp_path, small=True, force=False)
+    output = Output(args, "cam")
+    for name, array in (("photo", pixels), ("plot", np.zeros_like(pixels))):
+        Image.fromarray(array).save(tmp_path / f"{name}.png")
+        output.written.append(tmp_path / f"{name}.png")
+    before = output.written[0].stat().st_size
+    output.finish({"value": float("nan"), "share": 1 / 3}, "# A page", "cpu")
+    assert output.written[0].stat().st_size < before / 2
+    with Image.open(output.written[0]) as photo, Image.open(output.written[1]) as plot:
+        assert (photo.mode, photo.size) == ("P", (400, 400))
+        assert plot.mode == "RGB"
+    facts = json.loads((tmp_path / "cam.json").read_text())
+    assert facts["value"] is None
+    assert facts["share"] == 0.33333
 
 
 def test_the_command(forms, images, command, tmp_path, capsys):
@@ -41,8 +62,6 @@ def test_the_command(forms, images, command, tmp_path, capsys):
         *("mistakes-confusion.png", "mistakes-classes.png", "mistakes-surest.png"),
     }
     assert "- [What compact.safetensors gets wrong](mistakes.md)" in (tmp_path / "out" / "README.md").read_text()
-    with Image.open(tmp_path / "out" / "mistakes-surest.png") as picture:
-        assert picture.mode == "P"
     capsys.readouterr()
     assert command("analyze", "mistakes", forms["compact"], "--out", tmp_path / "x") == 1
     assert "give it (--data DIR)" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
+from wbmm.io.card import ModelCard
 from wbmm.models.wbmm import WBMM
 from wbmm.progress import progress_bar
 from wbmm.text import render_table
@@ -17,6 +18,7 @@ from wbmm.text import render_table
 from .opening import Pictures, add_model_arguments, find_pictures, open_subject, with_size
 from .output import COLUMN, PALETTE, Output, add_output_arguments, drawing
 from .seams import POINTS, measure_seams, summarise_seams
+from .tables import map_sizes
 
 __all__ = ["EXAMPLE", "add_arguments", "run", "stage_maps", "to_rgb"]
 
@@ -89,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
         stages, before = summarise_seams(found), summarise_seams(untrained)
         facts |= {"stages": stages, "untrained": before, "points": found}
         lines += _seam_lines(output, stages, before, images.shape[2])
+        lines += _never_saw_borders(subject.card, windows)
     output.finish(facts, "\n\n".join(lines), args.device)
     return 0
 
@@ -132,6 +135,20 @@ def _mark_borders(axis, size: tuple[int, int], window: tuple[int, int]) -> None:
 
 
 HEADERS = ("stage", "window", "where", "blocks", "jump", "elsewhere in the window", "visible in", "level")
+
+
+def _never_saw_borders(card: ModelCard, windows: Sequence) -> list[str]:
+    """A line for models whose own image size leaves no border inside any map: they were trained without one."""
+    size = card.input_size[1:]
+    for (height, width), window in zip(map_sizes(size), windows, strict=True):
+        if window and (height > window[0] or width > window[1]):
+            return []
+    text = (
+        f"The model's own images are {size[0]}x{size[1]} px, where no map is larger than a window: unless trained on "
+        "larger ones, it never saw a border, nor what the outer weights of its tables do."
+    )
+    print(f"\n{text}")
+    return [text]
 
 
 def _seam_rows(stages: dict[int, dict[str, dict]]) -> list[tuple]:

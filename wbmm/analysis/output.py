@@ -22,6 +22,7 @@ __all__ = ["COLUMN", "PALETTE", "Output", "add_output_arguments", "drawing"]
 COLUMN = 3.25  # inches: a column of a paper
 ANALYSES = ("weights", "erf", "features", "cam", "mistakes")
 DPI, SMALL_DPI = 220, 140
+LARGE_FILE = 250_000  # bytes
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's
 STYLE = {
     **{"font.size": 7, "axes.titlesize": 7.5, "axes.labelsize": 7, "legend.fontsize": 6.5, "figure.titlesize": 8},
@@ -80,7 +81,8 @@ class Output:
         """Writes the JSON file and the page, and says where they are."""
         if self.small:
             for path in self.written:
-                _shrink(path)
+                if path.stat().st_size > LARGE_FILE:
+                    _shrink(path)
         facts = {"command": _command(), **facts, "machine": machine_facts(device)}
         write_text(self.folder / f"{self.name}.json", json.dumps(_plain(facts), indent=1) + "\n")
         foot = f"`{_command()}`\n\n{measured_line(facts['machine'])} What the figures mean: docs/analysis.md.\n"
@@ -107,7 +109,7 @@ def _contents(folder: Path) -> str:
 
 
 def _shrink(path: Path) -> None:
-    """A PNG with 256 colours: a third of its size, and photographs look the same in a figure."""
+    """A PNG with 256 colours: a third of its size. For photographs: lines of a plot may change their colour."""
     with Image.open(path) as image:
         small = image.convert("RGB").quantize(256, method=Image.Quantize.MEDIANCUT)
     with replacing(path) as temporary:
