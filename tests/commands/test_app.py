@@ -15,7 +15,7 @@ from PIL import Image
 
 from tests.fixtures.colours import make_image
 from tests.helpers import randomize
-from wbmm.commands.app import open_tool
+from wbmm.commands.app import Tool, build_page, open_tool
 from wbmm.deploy.predict import predict
 from wbmm.deploy.runtime import open_runner
 from wbmm.io.files import save_model
@@ -93,6 +93,16 @@ def test_without_gradio_the_extra_is_named(checkpoint, command, capsys, monkeypa
     monkeypatch.setitem(sys.modules, "gradio", None)
     assert command("app", checkpoint) == 1
     assert capsys.readouterr().err == "wbmm app: wbmm app needs the package gradio: pip install 'wbmm[app]'\n"
+
+
+def test_no_part_of_the_page_shares_pictures():
+    pytest.importorskip("gradio")
+    page = build_page(Tool("segmentor", "x.pth", lambda image, number: (image, ""), ("opacity", 0.6)))
+    parts = [part["props"] for part in page.config["components"]]
+    assert sum(part["name"] == "image" for part in parts) == 2
+    assert not any("share" in (part.get("buttons") or []) for part in parts)
+    assert all(part["buttons"] for part in parts if part["name"] == "image")  # None would be all of them
+    assert not page.analytics_enabled
 
 
 def test_a_segmentor_with_its_configuration_beside_it(tmp_path):

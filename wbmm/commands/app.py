@@ -171,14 +171,20 @@ def build_page(tool: Tool, topk: int = 5):
     with gradio.Blocks(title=f"wbmm: {tool.kind}", analytics_enabled=False) as page:
         gradio.Markdown(f"## {tool.kind.capitalize()}\n`{tool.what}`")
         with gradio.Row():
-            sources = ["upload", "clipboard"]
-            given = gradio.Image(type="filepath", sources=sources, label="drop a picture here", height=HEIGHT)
+            given = gradio.Image(
+                type="filepath",
+                sources=["upload", "clipboard"],
+                label="drop a picture here",
+                height=HEIGHT,
+                buttons=["fullscreen"],
+            )
             with gradio.Column():
                 if tool.slider is None:
                     inputs, outputs = [given], [gradio.Label(num_top_classes=topk, label="classes")]
                 else:
-                    outputs = [gradio.Image(type="pil", format="png", label="result", height=HEIGHT)]
-                    outputs.append(gradio.Textbox(label="found"))
+                    buttons = ["download", "fullscreen"]  # and none that uploads the picture to share it
+                    result = gradio.Image(type="pil", format="png", label="result", height=HEIGHT, buttons=buttons)
+                    outputs = [result, gradio.Textbox(label="found")]
                     name, first = tool.slider
                     inputs = [given, gradio.Slider(0, 1, first, step=0.05, label=name)]
         for trigger in inputs:
