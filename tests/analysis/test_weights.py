@@ -11,7 +11,7 @@ from tests.helpers import randomize
 from wbmm.analysis import statistics as st
 from wbmm.analysis.opening import open_subject
 from wbmm.analysis.tables import effective_tables, map_sizes
-from wbmm.analysis.weights import measure_layer, summarise
+from wbmm.analysis.weights import in_words, measure_layer, summarise
 from wbmm.layers import FusedWBMM2d, HierarchicalWBMM2d, WBMM2d
 from wbmm.mm.backbone import WBMMBackbone
 
@@ -112,6 +112,23 @@ def test_an_untrained_layer_has_the_ratio_of_its_initialisation():
     assert found["near_energy"] == pytest.approx(found["near_pairs"], rel=0.05)
     assert found["low"] == pytest.approx(st.flat_ratio(), rel=0.05)
     assert found["frequencies"]["broad"] == 1
+
+
+def test_what_was_learned_is_said_in_words():
+    (before,) = effective_tables(WBMM2d(256, 7))
+    net = WBMM2d(256, 7)
+    with torch.no_grad():
+        for channel, table in enumerate(net.table.view(256, 13, 13)):
+            table[5:8, 5:8] += (0.3 if channel < 128 else -0.3) * torch.rand(3, 3)
+    (after,) = effective_tables(net)
+    untrained, trained = (summarise([measure_layer(layer)]) for layer in (before, after))
+    text = in_words("stage 2", trained, untrained)
+    assert text.startswith("- Stage 2: locality was learned: ")
+    assert "Frequency selectivity emerged: " in text
+    assert "50 % high-pass channels, untrained 0 % and 0 %" in text
+    same = in_words("stage 2", untrained, untrained)
+    assert "no locality was learned" in same
+    assert "did not emerge: 0 % low-pass and 0 % high-pass" in same
 
 
 def test_the_order_of_layers_does_not_matter(nets):

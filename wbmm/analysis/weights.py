@@ -17,9 +17,10 @@ from .output import Output, add_output_arguments
 from .tables import LayerTable, effective_tables
 from .weight_figures import draw_gallery, draw_panels
 
-__all__ = ["EXAMPLE", "PAPER", "LayerStatistics", "add_arguments", "measure_layer", "run", "summarise"]
+__all__ = ["EXAMPLE", "PAPER", "LayerStatistics", "add_arguments", "in_words", "measure_layer", "run", "summarise"]
 
 EXAMPLE = "wbmm analyze weights runs/digits --out analysis"
+MARGIN = 1.1  # energy near the diagonal over the twin's, to be called learned
 # The paper's appendix "Analysis of Learned Weight Matrices", trained on ImageNet-1K; its definitions are not given.
 PAPER = {
     "diagonal to off-diagonal": "41-58x",
@@ -223,6 +224,8 @@ def _page(subject: Subject, size, found: dict, control: dict, panels: str, galle
         "## The same model before training",
         "What shortcut and initialisation give by themselves: only differences from this were learned.",
         _table(control, markdown=True),
+        "## In words",
+        "\n".join(in_words(name, summary, control[name]) for name, summary in found.items()),
         "## The paper",
         paper,
         "## Tables, stage by stage",
@@ -231,6 +234,24 @@ def _page(subject: Subject, size, found: dict, control: dict, panels: str, galle
         *(f"### {name[0].upper()}{name[1:]}\n\n![tables of {name}]({picture})" for name, picture in galleries),
     ]
     return "\n\n".join(lines)
+
+
+def in_words(name: str, trained: dict, untrained: dict) -> str:
+    """What training changed in a stage, as one line of a list."""
+    if not trained["near_pairs"] < 1:
+        return f"- {name[0].upper()}{name[1:]}: its maps are too small to say anything about locality."
+    more = trained["near_energy"] > MARGIN * max(untrained["near_energy"], trained["near_pairs"])
+    low, _, high = trained["frequencies"].values()
+    low_before, _, high_before = untrained["frequencies"].values()
+    selective = low + high > low_before + high_before + 0.1
+    return (
+        f"- {name[0].upper()}{name[1:]}: {'locality was learned' if more else 'no locality was learned'}: "
+        f"{100 * trained['near_energy']:.0f} % of the off-diagonal energy lies within distance 2, untrained "
+        f"{100 * untrained['near_energy']:.0f} %. The diagonal ratio went from {untrained['ratio']:.0f}x to "
+        f"{trained['ratio']:.0f}x. Frequency selectivity {'emerged' if selective else 'did not emerge'}: "
+        f"{100 * low:.0f} % low-pass and {100 * high:.0f} % high-pass channels, untrained {100 * low_before:.0f} % and "
+        f"{100 * high_before:.0f} %."
+    )
 
 
 def _overall(found: dict[str, dict]) -> dict[str, float]:
