@@ -28,15 +28,19 @@ EXTRAS = {
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 
 
-class BuildWithConfigs(build_py):
-    """The wheel carries configs/ as wbmm/configs; a checkout reads the folder where it is."""
+class BuildWithFolders(build_py):
+    """The wheel carries configs/ and the weights of models/ inside of wbmm/; a checkout reads them where they are."""
+
+    FOLDERS = (("configs", "configs", "__pycache__"), ("models", "weights", "*.md"))  # from, to, left out
 
     def run(self):
         super().run()
-        if not self.editable_mode:
-            target = Path(self.build_lib, "wbmm", "configs")
+        if self.editable_mode:
+            return
+        for source, name, left_out in self.FOLDERS:
+            target = Path(self.build_lib, "wbmm", name)
             shutil.rmtree(target, ignore_errors=True)  # of an earlier build
-            shutil.copytree(ROOT / "configs", target, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / source, target, ignore=shutil.ignore_patterns(left_out))
 
 
 setup(
@@ -50,7 +54,7 @@ setup(
     python_requires=">=3.10,<3.13",
     packages=find_packages(include=["wbmm", "wbmm.*"]),
     package_data={"wbmm": ["*.yaml", "bench/*.csv"]},
-    cmdclass={"build_py": BuildWithConfigs},
+    cmdclass={"build_py": BuildWithFolders},
     install_requires=["torch>=2.9,<2.13", "torchvision>=0.24,<0.28", "timm>=1.0.30,<1.1"],
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["wbmm=wbmm.cli:main"]},

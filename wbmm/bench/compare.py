@@ -18,8 +18,9 @@ from wbmm.io.atomic import write_text
 from wbmm.machine import machine_facts, measured_line
 from wbmm.text import render_table
 from wbmm.train.config import TrainConfig, load_config, to_dict
+from wbmm.train.console import duration
 from wbmm.train.fit import fit
-from wbmm.train.log import METRICS_FILE, duration
+from wbmm.train.log import METRICS_FILE
 from wbmm.train.runs import RunFacts
 
 __all__ = ["Entry", "add_arguments", "compare", "main", "parse_entry", "results_page", "run"]

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -16,6 +17,7 @@ from wbmm.text import first_line, render_table
 from wbmm.train.config import TrainConfig, load_config
 from wbmm.train.fit import Result, fit
 from wbmm.train.guard import NOTHING_TO_SAVE
+from wbmm.train.lr_find import draw_search, find_rate
 from wbmm.train.recipe import EPOCHS, MODEL, SCRATCH, SIZE, choose_recipe
 
 __all__ = ["EXAMPLE", "add_arguments", "main", "run"]
@@ -44,10 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"with --data: a file or a run's folder to start from, or {SCRATCH} (default: published weights, if reachable)"
     )
     parser.add_argument("--init", metavar="FILE", help=init)
+    find = "try learning rates, draw the loss for each, suggest one, and train nothing"
+    parser.add_argument("--lr-find", action="store_true", help=find)
     parser.add_argument("--export", choices=EXPORTS, help="at the end also a file for this runtime")
-    parser.add_argument(
-        "--no-report", dest="report", action="store_false", help="train, and make nothing of it at the end"
-    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,18 +61,20 @@ def run(args: argparse.Namespace) -> int:
     if args.data is None and args.config is None:
         print(TWO_WAYS, file=sys.stderr)
         return 2
-    if args.export and not args.report:
-        raise ValueError("--export is part of what --no-report leaves out")
     for package in PACKAGES[args.export] if args.export else ():
         need(package, f"--export {args.export}")  # before training, not after it
     try:
         config = _choose(args) if args.data is not None else _load(args)
+        if args.export and not config.log.report:
+            raise ValueError("--export is part of what log.report=false leaves out")
+        if args.lr_find:
+            return _find_rate(config)
         result = fit(config, show_config=args.data is None)
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(str(error) or NOTHING_TO_SAVE) from None
     if result.signal == "SIGINT":
         return INTERRUPTED
-    if args.report and result.status == "finished" and _is_main():
+    if config.log.report and result.status == "finished" and _is_main():
         _finish(config, result, args.export)
     return 0
 
@@ -100,6 +103,18 @@ def _choose(args: argparse.Namespace) -> TrainConfig:
             print(f"\n{note}")
         print(f"\nAll of it is in {choices.config.out}/config.yaml, which trains the same again.\n", flush=True)
     return choices.config
+
+
+def _find_rate(config: TrainConfig) -> int:
+    search = find_rate(config)
+    picture, present = Path(config.out) / "lr_find.png", config.optim.lr
+    line = f"suggested learning rate: optim.lr={search.suggestion:g} (the configuration has {present:g})"
+    try:
+        line += f"; the curve is in {draw_search(search, picture, present)}"
+    except ImportError as error:
+        line += f"; no curve: {error}"
+    print(f"{line}. Nothing was changed: add it to the command to train with it.")
+    return 0
 
 
 def _finish(config: TrainConfig, result: Result, export: str | None) -> None:

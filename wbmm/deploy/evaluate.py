@@ -46,6 +46,7 @@ HEADERS = ("file", "runs as", "images", "top-1 %", "top-5 %", "images/s")
 COMPARED = ("same top-1 as the first %", "largest logit difference")
 FORM_HEADERS = ("form", "file", "MB", "images", "top-1 %", "same top-1 as float32 %", "ms an image", "speed to float32")
 PAUSE_S = 0.05  # the threads of one runtime spin for a while after a call, and would slow the next one down
+WARMUP = 5  # rounds
 DEVICE = "cpu"  # where OpenVINO and ONNX Runtime compute in INT8
 
 
@@ -313,7 +314,8 @@ def measure_files(
     outputs = [first or images.evaluate(files[0]), *map(images.evaluate, files[1:])]
     image = images.others[:1].contiguous()
     calls = {path: partial(open_runner(path, DEVICE), image) for path in files}
-    timings = time_interleaved(calls, rounds=rounds, warmup=5, pause=PAUSE_S, device=DEVICE)
+    with progress_bar(rounds + WARMUP, "rounds of timing") as advance:
+        timings = time_interleaved(calls, rounds, WARMUP, partial(advance, 1), PAUSE_S, DEVICE)
     rows = []
     for path, found in zip(files, outputs, strict=True):
         likeness = quality(found.logits, outputs[0].logits)

@@ -7,7 +7,7 @@ import torch.nn as nn
 
 from wbmm.machine import machine_facts, measured_line
 from wbmm.train.config import TrainConfig
-from wbmm.train.log import duration
+from wbmm.train.console import duration
 from wbmm.train.runs import RunFacts
 
 from .evaluate import Evaluation, top

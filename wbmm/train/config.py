@@ -50,6 +50,7 @@ class EmaConfig:
 class LogConfig:
     every: int = takes(50, Range(1, MOST_STEPS))  # optimiser steps
     tensorboard: bool | None = None  # null: if it is installed
+    report: bool = True  # pictures of the first images and of the mistakes, a model card, the fused file
     wandb: bool = False
     wandb_project: str = takes("wbmm", Text(128, r"[^/\\#?%:]+", "a name without / \\ # ? % :"))
     name: str | None = takes(None, Text(200, r"(?!\.{1,2}$)[^/\\]+", "the name of a folder, without / or \\"))

@@ -10,7 +10,7 @@ import yaml
 
 from wbmm.io.atomic import write_text
 from wbmm.text import render_table
-from wbmm.train.log import duration
+from wbmm.train.console import duration
 
 from .curves import draw_curves
 from .guard import read_marker
