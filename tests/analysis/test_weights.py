@@ -166,6 +166,20 @@ def test_maps_of_one_position_have_no_figures_but_do_not_fail(forms, command, tm
     assert facts["stages"]["stage 4"]["lost_0_to_2"] is None
 
 
+def test_a_tag_means_weights():
+    trained = open_subject("wbmm_a.tiny50", random_weights=True)
+    untrained = open_subject("wbmm_a", random_weights=True)
+    assert trained.label == "wbmm_a.tiny50"
+    assert untrained.label == "wbmm_a, untrained"
+    ratios = [
+        summarise([measure_layer(layer)])["ratio"]
+        for net in (trained.net, trained.untrained(), untrained.net)
+        for layer in list(effective_tables(net))[:1]
+    ]
+    assert ratios[0] < 40
+    assert ratios[1:] == pytest.approx([63, 63], rel=0.03)
+
+
 def test_errors_are_one_line(forms, command, tmp_path, capsys):
     out = ("--out", tmp_path)
     assert command("analyze", "weights", "model.onnx", *out) == 1

@@ -20,7 +20,7 @@ from .output import COLUMN, Output, add_output_arguments, drawing
 
 __all__ = ["EXAMPLE", "activation_maps", "add_arguments", "run", "target_layer"]
 
-EXAMPLE = "wbmm analyze cam runs/digits photos/ --size 224 --out analysis"
+EXAMPLE = "wbmm analyze cam wbmm_a.tiny50 photos/ --size 224 --out analysis"
 OPACITY = 0.55
 
 

@@ -17,7 +17,7 @@ from .output import COLUMN, Output, add_output_arguments, drawing
 
 __all__ = ["EXAMPLE", "SHARES", "add_arguments", "area_ratio", "effective_field", "run", "smallest_square"]
 
-EXAMPLE = "wbmm analyze erf runs/digits convnext_atto --random-weights --images photos/ --size 224"
+EXAMPLE = "wbmm analyze erf wbmm_a.tiny50 convnext_atto --random-weights --images photos/ --size 224"
 SHARES = (0.2, 0.3, 0.5, 0.99)
 DECADES = 3  # of contributions that the pictures show
 

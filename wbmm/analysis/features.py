@@ -22,7 +22,7 @@ from .tables import map_sizes
 
 __all__ = ["EXAMPLE", "add_arguments", "run", "stage_maps", "to_rgb"]
 
-EXAMPLE = "wbmm analyze features runs/digits photos/ --size 224 --out analysis"
+EXAMPLE = "wbmm analyze features wbmm_a.tiny50 photos/ --size 224 --out analysis"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -47,7 +47,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """What every analysis says about its models beside their names."""
     parser.add_argument("--model", help="the model's name, where the file does not tell")
     parser.add_argument("--no-ema", dest="ema", action="store_false", help="the weights themselves, not their average")
-    parser.add_argument("--random-weights", action="store_true", help="names of models mean untrained ones")
+    parser.add_argument("--random-weights", action="store_true", help="a name without a tag is an untrained model")
     parser.add_argument("--device", default="cpu")
 
 
@@ -61,7 +61,7 @@ def open_subject(
         device: where it runs.
         model: its name, where the file does not tell.
         ema: a checkpoint's moving average, where it has one.
-        random_weights: a name gives the untrained model, not one with published weights.
+        random_weights: a name such as wbmm_a gives the untrained model; one with a tag, wbmm_a.tiny50, has weights.
     """
     check_device(device)
     path = run_checkpoint(source)
@@ -69,7 +69,7 @@ def open_subject(
         raise ValueError(f"{path}: an exported file has no layers to look into; give the checkpoint it was made from")
     if path.is_file() and is_mm(read_checkpoint(path).contents):
         return _open_backbone(path, device)
-    if random_weights and not path.is_file() and timm.is_model(source.partition(".")[0]):
+    if random_weights and "." not in source and timm.is_model(source):
         with torch.random.fork_rng():
             torch.manual_seed(0)
             net = timm.create_model(source).eval()

@@ -19,7 +19,7 @@ from .weight_figures import draw_gallery, draw_panels
 
 __all__ = ["EXAMPLE", "PAPER", "LayerStatistics", "add_arguments", "in_words", "measure_layer", "run", "summarise"]
 
-EXAMPLE = "wbmm analyze weights runs/digits --out analysis"
+EXAMPLE = "wbmm analyze weights wbmm_a.tiny50 --out analysis"
 MARGIN = 1.1  # energy near the diagonal over the twin's, to be called learned
 # The paper's appendix "Analysis of Learned Weight Matrices", trained on ImageNet-1K; its definitions are not given.
 PAPER = {

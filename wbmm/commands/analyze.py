@@ -10,7 +10,7 @@ ANALYSES = {
     "features": ("wbmm.analysis.features", "the map of each stage as a picture; seams at window borders, measured"),
     "mistakes": ("wbmm.analysis.mistakes", "confusion matrix, accuracy of each class, the surest mistakes"),
 }
-EXAMPLE = "wbmm analyze weights runs/digits --out analysis"
+EXAMPLE = "wbmm analyze weights wbmm_a.tiny50 --out analysis"
 
 
 class AnalysisParser(argparse.ArgumentParser):

@@ -27,7 +27,7 @@ from wbmm.text import printable
 
 __all__ = ["EXAMPLE", "Tool", "add_arguments", "build_page", "launch", "open_tool", "run"]
 
-EXAMPLE = "wbmm app runs/digits"
+EXAMPLE = "wbmm app wbmm_a.tiny50"
 HOST = "127.0.0.1"  # this machine alone
 HEIGHT = 400  # of pictures on the page
 
