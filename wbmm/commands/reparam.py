@@ -7,7 +7,7 @@ from wbmm.deploy.reparam import reparam
 from wbmm.io.atomic import check_target
 from wbmm.io.files import run_checkpoint
 from wbmm.io.reader import read_checkpoint
-from wbmm.mm.mm_checkpoint import reparam_mm
+from wbmm.mm.mm_checkpoint import is_mm, reparam_mm
 from wbmm.models.fuse import FUSED_FORMS
 
 __all__ = ["EXAMPLE", "add_arguments", "run"]
@@ -34,12 +34,4 @@ def run(args: argparse.Namespace) -> int:
     args.input = run_checkpoint(args.input)
     check_target(args.output, args.force)
     file = read_checkpoint(args.input)
-    return reparam_mm(args, file.contents) if _is_mm(file.contents) else reparam(args, file)
-
-
-def _is_mm(contents: object) -> bool:
-    """Whether these are the contents of a segmentor's or detector's checkpoint."""
-    if not isinstance(contents, dict):
-        return False
-    state_dict = contents.get("state_dict", contents)
-    return isinstance(state_dict, dict) and any(str(key).startswith("backbone.") for key in state_dict)
+    return reparam_mm(args, file.contents) if is_mm(file.contents) else reparam(args, file)

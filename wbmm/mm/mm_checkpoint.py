@@ -31,6 +31,7 @@ __all__ = [
     "PREFIX",
     "FuseReport",
     "MMCheckpoint",
+    "is_mm",
     "read_mm_checkpoint",
     "read_model",
     "reparam_mm",
@@ -55,6 +56,14 @@ def read_mm_checkpoint(path: str | os.PathLike) -> dict:
     if isinstance(contents.get("meta"), dict):
         contents["meta"].pop("config", None)  # Python that mmengine's resume would run
     return contents
+
+
+def is_mm(contents: object) -> bool:
+    """Whether these are the contents of a segmentor's or detector's checkpoint."""
+    if not isinstance(contents, dict):
+        return False
+    state_dict = contents.get("state_dict", contents)
+    return isinstance(state_dict, dict) and any(str(key).startswith(PREFIX) for key in state_dict)
 
 
 class MMCheckpoint:
