@@ -53,7 +53,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.10,<3.13",
     packages=find_packages(include=["wbmm", "wbmm.*"]),
-    package_data={"wbmm": ["*.yaml", "bench/*.csv"]},
+    package_data={"wbmm": ["*.yaml", "bench/*.csv", "py.typed"]},
     cmdclass={"build_py": BuildWithFolders},
     install_requires=["torch>=2.9,<2.13", "torchvision>=0.24,<0.28", "timm>=1.0.30,<1.1"],
     extras_require=EXTRAS,

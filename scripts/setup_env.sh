@@ -8,8 +8,8 @@
 #
 # pip takes only files whose hash is in requirements.txt, on the platforms for which that lock is complete.
 #
-# The packages (5 GB, 15 minutes for `full`) go into a cache outside the checkout, keyed by a hash of the requirement
-# files and the Python version, so that a second checkout, or a clean one, starts at once. `.venv/` itself is a thin
+# The packages (5 GB, 15 minutes for `full`) go into a cache outside the checkout, keyed by a hash of the lock, this file
+# and the Python version, so that a second checkout, or a clean one, starts at once. `.venv/` itself is a thin
 # environment on top of it that holds only this checkout's `wbmm`.
 #
 # WBMM_ENV_HOME: where the cache is (default: ~/.cache/wbmm/env).  PYTHON: the interpreter (3.10 to 3.12).
@@ -38,10 +38,13 @@ if ! "$PYTHON" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13
     exit 2
 fi
 
-key() { { cat requirements.txt setup.py scripts/setup_env.sh; "$PYTHON" --version; echo "$1"; } | sha256sum | cut -c1-12; }
-
 locked() { # is the lock complete for this platform?
     [ "$(uname -sm)" = "Linux x86_64" ] && "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))'
+}
+
+key() { # what the packages depend on; setup.py only where pip resolves its version ranges
+    { cat requirements.txt scripts/setup_env.sh; locked || cat setup.py; "$PYTHON" --version; echo "$1"; } |
+        sha256sum | cut -c1-12
 }
 
 section() { sed -n "/^# \[$1\]/,/^# \[/p" requirements.txt; } # section <name>: that part of the lock
