@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from wbmm.handler import is_out_of_memory
 from wbmm.io.atomic import write_text
@@ -104,7 +105,8 @@ def plan(args: argparse.Namespace) -> list[Case]:
 
 def _cell(case: Case, rows: list[Operator], args: argparse.Namespace) -> Cell:
     values = {**asdict(case), "precision": args.precision}
-    return Cell(values, [row.name for row in rows], partial(measure, case, rows, args.runs, args.rounds))
+    work = sum(row.macs(case) for row in rows)
+    return Cell(values, [row.name for row in rows], partial(measure, case, rows, args.runs, args.rounds), work)
 
 
 def _limits_cell(args: argparse.Namespace, dtype: str) -> Cell:
@@ -135,10 +137,11 @@ def measure(case: Case, rows: list[Operator], runs: int, rounds: int) -> dict[st
         else:
             result[row.name] = {"why_not": why}
     for _ in range(runs):
-        calls, repeats = {}, {}
+        calls, repeats, x = {}, {}, None  # one map for all, or a large cell would hold one for each of them
         for row in able:
             try:
-                calls[row.name], repeats[row.name] = _prepare(case, row)
+                x = case.images() if x is None else x
+                calls[row.name], repeats[row.name] = _prepare(case, row, x)
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
@@ -151,10 +154,9 @@ def measure(case: Case, rows: list[Operator], runs: int, rounds: int) -> dict[st
     return result
 
 
-def _prepare(case: Case, row: Operator) -> tuple[Callable[[], None], int]:
+def _prepare(case: Case, row: Operator, x: Tensor) -> tuple[Callable[[], None], int]:
     """A call for the clock, and how often it calls the operator: once, or more often for a very fast one."""
-    x, weights = case.images(), row.weights(case)
-    weights = [weight.requires_grad_(case.mode == "training") for weight in weights]
+    weights = [weight.requires_grad_(case.mode == "training") for weight in row.weights(case)]
 
     def once() -> None:
         if case.mode == "training":

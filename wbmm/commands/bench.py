@@ -13,6 +13,7 @@ BENCHES = {
     "seg": ("wbmm.bench.seg", "whole UPerNet segmentors: throughput, parameters, FLOPs"),
     "det": ("wbmm.bench.det", "whole Cascade Mask R-CNN detectors: parameters, FLOPs"),
     "memory": ("wbmm.bench.memory", "peak memory in inference and in a training step"),
+    "report": ("wbmm.bench.report", "the logs of these as one page, the paper's figures beside ours"),
     "roofline": ("wbmm.bench.roofline", "bytes and multiply-adds at a GPU's limits; computed"),
 }
 EXAMPLE = "wbmm bench model wbmm_t:compact convnext_tiny --batch 1 16"
