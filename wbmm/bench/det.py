@@ -13,6 +13,7 @@ from torch import Tensor
 from wbmm.mm import require
 from wbmm.models.fuse import fuse
 from wbmm.models.profile import count_macs, count_params
+from wbmm.paper_tables import load_dense_tables
 from wbmm.text import render_table
 
 from .dense import BACKBONES, LKA_BACKBONE, add_dense_arguments, check, configuration, run_dense
@@ -25,14 +26,7 @@ BASELINE = "unireplknet"
 NOTE = "Cascade Mask R-CNN, 80 classes, fused, eager, with RoIAlign on a fixed number of boxes and without suppression"
 CONFIG = "configs/coco/{}_cascade-mask-rcnn_8xb2-3x_coco.py"
 # The paper's parameters (M) and FLOPs (G) of the whole detector, from its table of COCO.
-PAPER = {
-    ("t", "unireplknet"): (89, 749),
-    ("t", "7x7"): (89, 747),
-    ("t", "hier"): (92, 751),
-    ("s", "unireplknet"): (113, 835),
-    ("s", "7x7"): (113, 833),
-    ("s", "hier"): (118, 837),
-}
+PAPER = load_dense_tables()["coco"].costs()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

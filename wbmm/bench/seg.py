@@ -14,6 +14,7 @@ import torch.nn as nn
 from wbmm.mm import require
 from wbmm.models.fuse import fuse
 from wbmm.models.profile import count_macs, count_params
+from wbmm.paper_tables import load_dense_tables
 from wbmm.text import render_table
 
 from .dense import BACKBONES, LKA_BACKBONE, add_dense_arguments, check, configuration, run_dense
@@ -26,14 +27,7 @@ BASELINE = "conv3x3"
 NOTE = "UPerNet, 150 classes, fused, eager"
 CONFIG = "configs/ade20k/{}_upernet_8xb2-160k_ade20k-512x512.py"
 # The paper's parameters (M) and FLOPs (G) of the whole segmentor, from its table of ADE20K.
-PAPER = {
-    ("t", "unireplknet"): (62, 946),
-    ("t", "7x7"): (62, 944),
-    ("t", "hier"): (66, 948),
-    ("s", "unireplknet"): (87, 1036),
-    ("s", "7x7"): (87, 1033),
-    ("s", "hier"): (92, 1038),
-}
+PAPER = load_dense_tables()["ade20k"].costs()
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -75,16 +69,19 @@ def paper_speeds() -> dict[tuple[str, str, int, int, int], float]:
     }
 
 
-def _costs(models: list[str], names: list[str]) -> list[list[str]]:
+def count(name: str, letter: str) -> tuple[int, int]:
     """Parameters with the auxiliary head, which is there in training, as the paper counts them; FLOPs without it."""
+    with torch.device("meta"):
+        segmentor = fuse(build(name, letter))
+    return count_params(segmentor), count_macs(segmentor, COST_SIZE)[""]
+
+
+def _costs(models: list[str], names: list[str]) -> list[list[str]]:
     rows = []
     for letter in models:
         for name in names:
             say(f"{name}, {letter}")
-            with torch.device("meta"):
-                segmentor = fuse(build(name, letter))
-            params = count_params(segmentor)
-            macs = count_macs(segmentor, COST_SIZE)[""]
+            params, macs = count(name, letter)
             paper = PAPER.get((letter, name), ("--", "--"))
             rows.append(
                 [f"{name}, {letter.upper()}", f"{params / 1e6:.1f}", str(paper[0]), f"{macs / 1e9:.0f}", str(paper[1])]
