@@ -61,13 +61,13 @@ class Entry:
 
 def read_log(path: Path) -> list[Entry]:
     """The cells of a log in their order, the last measurement of each; a line that a kill cut off is left out."""
-    found: dict[str, Entry] = {}
+    found: dict[tuple[str, str], Entry] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         try:
             entry = Entry(**json.loads(line))
         except (json.JSONDecodeError, TypeError):
             continue
-        found[_key(entry.cell)] = entry
+        found[entry.bench, _key(entry.cell)] = entry
     return list(found.values())
 
 

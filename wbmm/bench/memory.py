@@ -109,7 +109,7 @@ def measure(name: str, mode: str, size: tuple[int, int], batch: int, setting: Se
     return resident()[1] - before
 
 
-def _one_pass(name: str, mode: str, images: Tensor, setting: Setting, args: dict | None) -> Callable[[], None]:
+def _one_pass(name: str, mode: str, images: Tensor, setting: Setting, args: dict | None = None) -> Callable[[], None]:
     """What is measured, as a call."""
     if mode == "step" and args is not None:
         return TrainingStep(setting.place(timm.create_model(name, **args)), setting.place(images), setting)

@@ -78,7 +78,7 @@ def add_speed_arguments(
         metavar="NAME[:FORM]",
         help=f"forms: {', '.join(forms)} (default: {' '.join(models)})",
     )
-    parser.add_argument("--preset", choices=presets, help="the paper's table in place of models by name")
+    parser.add_argument("--preset", choices=presets, help="the paper's table; models by name stand beside it")
     parser.add_argument("--sizes", nargs="+", choices=(*SIZES, "b"), help="of a preset (default: p n t s)")
     parser.add_argument("--px", type=int, nargs="+", help="sides of square images, in place of --size")
     parser.add_argument("--baseline", default="convnext_tiny", help="ratios are to this model (default: convnext_tiny)")
@@ -109,8 +109,8 @@ def check_numbers(args: argparse.Namespace) -> None:
         )
     if args.sizes and not args.preset:
         raise ValueError("--sizes is for a preset: say --preset paper as well")
-    if args.models and args.preset:
-        raise ValueError(f"--preset {args.preset} names its models itself; leave {args.models[0]!r} out")
+    if args.models and args.preset == "edge":
+        raise ValueError(f"--preset edge names its models itself; leave {args.models[0]!r} out")
 
 
 def contests(args: argparse.Namespace, default: Sequence[str], forms: tuple[str, ...], pair: Sequence[str]) -> list:
@@ -126,13 +126,13 @@ def contests(args: argparse.Namespace, default: Sequence[str], forms: tuple[str,
         for spec in specs:
             split(spec, forms)
         return [Contest("", dict.fromkeys(specs, args.baseline))]
-    found = []
+    found, beside = [], [spec for spec in args.models if split(spec, forms)]
     for size in args.sizes or (QUICK["sizes"] if args.quick else SIZES):
         over = {}
         for form in pair:
             other = f"unireplknet_{size}:{form}"
             over |= dict.fromkeys((f"wbmm_{size}:{form}", other, f"{other}{LKA}"), other)
-        found.append(Contest(size, over))
+        found.append(Contest(size, over | dict.fromkeys(beside, f"unireplknet_{size}:{pair[-1]}")))
     return found
 
 
@@ -181,8 +181,20 @@ def run_speed(
     columns = {"rounds": args.rounds, "compiled": args.compile, **setting.columns()}
     text = f"{'compiled' if args.compile else 'eager'}, {setting.describe()}; {note}".strip()
     missing = {n: r["why_not"] for entry in entries for n, r in entry.results.items() if "why_not" in r}
-    text += "".join(f" {name}: {why}." for name, why in missing.items())
+    text += "".join(f" {name}: {why}." for name, why in missing.items()) + _limits_text(entries)
     return present(args, bench, records, columns, argv, text)
+
+
+def _limits_text(entries: Sequence[Entry]) -> str:
+    """The fastest product of each cell that measured some."""
+    text = ""
+    for entry in entries:
+        found = entry.results.get("limit")
+        if found is not None:
+            rows, inputs, outputs = found["shape"]
+            where = f"Limit at {entry.cell['height']}x{entry.cell['width']}, batch {entry.cell['batch']}"
+            text += f" {where}: {found['gmacs_per_s']:.1f} GMAC/s ({rows}x{inputs} by {inputs}x{outputs})."
+    return text
 
 
 def _cell(contest: Contest, job: Job, measure: Measure) -> Cell:

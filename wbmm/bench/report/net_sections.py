@@ -73,7 +73,7 @@ def _ratio_points(entries: Sequence[Entry], layout: str, over: str) -> list[Poin
 
 def _contest_chart(name: str, title: str, entries: Sequence[Entry], paper: Sequence[float | None], what: str) -> Chart:
     series = [
-        Series(f"{layout} layout", points, LOOKS[layout][0], line=False, mark=LOOKS[layout][1])
+        Series(f"{layout} on both sides", points, LOOKS[layout][0], line=False, mark=LOOKS[layout][1])
         for layout in LAYOUTS
         if (points := _ratio_points(entries, layout, "UN"))
     ]
@@ -133,13 +133,13 @@ def model_blocks(entries: Sequence[Entry]) -> list[Block]:
 
 
 def _other_models(entries: Sequence[Entry]) -> list[Block]:
-    """Cells of models by name: images a second, and the ratio to the first."""
+    """Models by name, alone or beside a contest: images a second, and the ratio to the first of their cell."""
     rows = []
     for entry in entries:
-        if entry.cell.get("size"):
-            continue
         base = next((entry.timing(name) for name in entry.results if entry.timing(name)), None)
-        for name in entry.results:
+        known = {name for layout in LAYOUTS for name in by_net(entry, layout).values()}
+        beside = entry.cell.get("size") and not set(entry.results) <= {*known, "limit"}
+        for name in entry.results if beside or not entry.cell.get("size") else ():
             timing = entry.timing(name)
             if timing is not None:
                 where = f"{entry.cell['height']}x{entry.cell['width']}"

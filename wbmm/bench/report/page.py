@@ -175,7 +175,7 @@ def _html_table(table: Table) -> str:
     return f'<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
 
 
-_FIGURE = re.compile(r"(--)?|[-+±]?[\d.:]+[x%kMG]?([, ]+[-+±]?[\d.:]+[x%kMG]?)*( h \d+ min)?")
+_FIGURE = re.compile(r"(--)?|[-+±]?[\d.:]+[x%kMG]?([, ]+[-+±]?[\d.:]+[x%kMG]?)*( h \d+ min| \([\d.]+ to [\d.]+\))?")
 
 
 def _is_figure(text: str) -> bool:
