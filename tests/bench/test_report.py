@@ -186,6 +186,16 @@ def test_another_machine_is_compared_within_its_cells(run, tmp_path):
     assert all(change.speed == pytest.approx(1, abs=0.02) for change in found if "limits" not in change.cell)
 
 
+def test_pictures_of_an_earlier_report_go_and_others_stay(run, tmp_path):
+    figures = tmp_path / "figures"
+    figures.mkdir()
+    (figures / "mine.svg").write_text("<svg>mine</svg>")
+    (figures / "old.svg").write_text(Chart("old", "", Axis("x"), Axis("y"), [Series("s", [Point(1, 1)])]).svg(True))
+    assert cli.main(["bench", "report", str(run), "--out", str(tmp_path)]) == 0
+    assert (figures / "mine.svg").is_file()
+    assert not (figures / "old.svg").exists()
+
+
 def test_two_machines_are_told_apart(run, tmp_path):
     other = [Entry(e.bench, e.cell, e.results, {**FACTS, "machine": "other"}, "") for e in op_entries()]
     machines = load_runs([run, write(tmp_path / "other", other)])

@@ -9,6 +9,7 @@ from wbmm.machine import measured_line
 from wbmm.text import some
 
 from .against import against_blocks
+from .chart import Chart
 from .findings import findings_table, operator_findings
 from .net_findings import net_findings
 from .net_sections import SECTIONS
@@ -37,14 +38,21 @@ def run(args: argparse.Namespace) -> int:
     blocks = build_blocks(machines)
     if args.against is not None:
         blocks = [*against_blocks(machines, load_runs([args.against]), str(args.against)), *blocks]
-    (out / PICTURES).mkdir(parents=True, exist_ok=True)
-    for block in blocks:
-        for chart in block.charts if isinstance(block, Figures) else ():
-            write_text(out / PICTURES / f"{chart.name}.svg", chart.svg(standalone=True) + "\n")
+    _draw(out / PICTURES, [chart for block in blocks if isinstance(block, Figures) for chart in block.charts])
     write_text(out / "report.html", to_html(TITLE, _lead(machines), blocks))
     write_text(out / "report.md", to_markdown(TITLE, _lead(machines), blocks, PICTURES))
     print(f"written to {out}: report.html, report.md, {PICTURES}/")
     return 0
+
+
+def _draw(folder: Path, charts: list[Chart]) -> None:
+    """Writes the pictures, and removes those of an earlier report that this one does not have."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in set(folder.glob("*.svg")) - {folder / f"{chart.name}.svg" for chart in charts}:
+        if 'class="chart"' in path.read_text(encoding="utf-8")[:200]:
+            path.unlink()
+    for chart in charts:
+        write_text(folder / f"{chart.name}.svg", chart.svg(standalone=True) + "\n")
 
 
 def _lead(machines: list[Machine]) -> str:

@@ -9,6 +9,7 @@ __all__ = ["COLOURS", "STYLE", "Axis", "Chart", "Point", "Series", "short"]
 
 WIDTH, LEFT, RIGHT, TOP, GAP = 460, 58, 14, 34, 40
 PLOT = 230  # height of the plotted area
+SHOWN = 560  # width of a picture in a file
 LINE, LETTER = 17, 6.4  # a line of the legend, and about the width of a letter in it
 COLOURS = ("blue", "sky", "teal", "green", "amber", "orange", "red", "purple", "grey")
 _LIGHT = ("#1f5fbf", "#5aa2e0", "#0f8f8f", "#2e8b3d", "#b98900", "#d9620f", "#c22f3d", "#7d4fc4", "#6b7280")
@@ -23,7 +24,7 @@ STYLE = f"""
 .chart{{--ink:#1c2430;--faint:#5b6675;--rule:#d8dee6;--paper:#ffffff;{_variables(_LIGHT)}}}
 @media(prefers-color-scheme:dark){{
 .chart{{--ink:#e6ebf2;--faint:#9aa6b5;--rule:#333d4a;--paper:#171d25;{_variables(_DARK)}}}}}
-.chart{{font:11px system-ui,"Segoe UI",Roboto,sans-serif;display:block;width:100%;height:auto}}
+.chart{{font:11px system-ui,"Segoe UI",Roboto,sans-serif}}
 .chart text{{fill:var(--ink)}} .chart .faint{{fill:var(--faint)}} .chart .head{{font-size:12.5px;font-weight:600}}
 .chart .grid{{stroke:var(--rule);stroke-width:1}} .chart .one{{stroke:var(--faint);stroke-width:1.2}}
 .chart .curve{{fill:none;stroke-width:1.9;stroke-linejoin:round}}
@@ -117,7 +118,9 @@ class Chart:
         tall = TOP + self.height + GAP + LINE * lines + 8
         style = f"<style>{STYLE}</style>" if standalone else ""
         back = f'<rect width="{WIDTH}" height="{tall}" fill="var(--paper)"/>' if standalone else ""
-        space = ' xmlns="http://www.w3.org/2000/svg"' if standalone else ""
+        # An image in a page has the size that it says of itself; inside a page it fills its box.
+        size = f'width="{SHOWN}" height="{SHOWN * tall / WIDTH:.0f}"'
+        space = f' xmlns="http://www.w3.org/2000/svg" {size}' if standalone else ""
         body = "".join((*self._frame(), *(part for one in self.series for part in self._draw(one)), *legend))
         return (
             f'<svg{space} class="chart" viewBox="0 0 {WIDTH} {tall}" role="img" aria-label="{escape(self.title)}">'

@@ -100,6 +100,7 @@ figure{margin:12px 0 22px} figcaption{color:var(--faint);font-size:.9rem;margin-
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,380px),1fr));gap:12px}
 .charts>div{background:var(--card);border:1px solid var(--rule);border-radius:10px;padding:8px 6px 4px;min-width:0;
 max-width:560px}
+.charts svg{display:block;width:100%;height:auto}
 pre{overflow-x:auto;background:var(--card);border:1px solid var(--rule);border-radius:10px;padding:10px 12px;
 font-size:.82rem}
 details{margin:10px 0} summary{cursor:pointer;color:var(--link)}
