@@ -3,8 +3,9 @@
 import pytest
 import yaml
 
+from wbmm.bench.training import epoch_seconds
 from wbmm.paper_tables import get_table, load_tables, read_tables
-from wbmm.tables.measure import Measured, _seconds, count_costs, records
+from wbmm.tables.measure import Measured, count_costs, records
 from wbmm.tables.page import differences
 from wbmm.zoo import load_zoo
 
@@ -62,7 +63,7 @@ def test_the_printed_speedups_follow_from_the_printed_times():
     checked = 0
     for table, row in ROWS:
         if "speedup" in row.paper:
-            ratio = _seconds(row.paper["time"]) / _seconds(table.row(row.baseline).paper["time"])
+            ratio = epoch_seconds(row.paper["time"]) / epoch_seconds(table.row(row.baseline).paper["time"])
             assert ratio == pytest.approx(row.paper["speedup"], abs=0.0051)
             checked += 1
     assert checked == 8

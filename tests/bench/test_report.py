@@ -16,7 +16,8 @@ from wbmm.bench.report.chart import Axis, Chart, Point, Series
 from wbmm.bench.report.findings import operator_findings
 from wbmm.bench.report.net_findings import net_findings
 from wbmm.bench.report.page import Table
-from wbmm.bench.report.runs import load_runs, op_speeds, paper_segmentors, split_name
+from wbmm.bench.report.runs import load_runs, op_speeds, split_name
+from wbmm.bench.seg import paper_speeds
 from wbmm.bench.speed import paper_model_speeds
 
 FACTS = {"device": "cpu", "machine": "Testing CPU", "threads": "2", "torch": "2", "wbmm": "0", "date": "2026-01-02"}
@@ -129,7 +130,7 @@ def test_findings_of_whole_nets():
     hierarchical = good["Segmentors with hierarchical w"]
     assert hierarchical.summary(hierarchical.theirs).startswith("22 of 24; 0.95x (T, 512x512 px, batch 2)")
     assert all(finding.verdict == "unknown" for finding in net_findings({}))
-    assert len(paper_segmentors()) == 144
+    assert len(paper_speeds()) == 144
     assert len(paper_model_speeds("desktop")) + len(paper_model_speeds("edge")) == 185
 
 

@@ -113,7 +113,9 @@ def check_numbers(args: argparse.Namespace) -> None:
         raise ValueError(f"--preset edge names its models itself; leave {args.models[0]!r} out")
 
 
-def contests(args: argparse.Namespace, default: Sequence[str], forms: tuple[str, ...], pair: Sequence[str]) -> list:
+def contests(
+    args: argparse.Namespace, default: Sequence[str], forms: tuple[str, ...], pair: Sequence[str]
+) -> list[Contest]:
     """Who takes turns with whom; an error before anything is built.
 
     Args:

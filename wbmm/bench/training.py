@@ -17,7 +17,7 @@ from .memory import probe
 from .results import Record
 from .speed import Contest, Job, add_speed_arguments, check_numbers, contests, net_of, run_speed, time_each
 
-__all__ = ["IMAGES", "epoch_text", "measure", "paper_epochs", "run"]
+__all__ = ["IMAGES", "epoch_seconds", "epoch_text", "measure", "paper_epochs", "run"]
 
 EXAMPLE = "wbmm bench train --preset paper --sizes p t --out results/cpu"
 DEFAULT = ("wbmm_t", "wbmm_t:plain-training", "unireplknet_t", "unireplknet_t:plain-training", "convnext_tiny")
@@ -93,9 +93,10 @@ def _finish(record: Record, contest: Contest, entry: Entry) -> None:
     own, other = ((contest.size, net_of(spec)) for spec in (record["model"], record["over"]))
     if own in paper and other in paper and (record["height"], record["width"]) == (224, 224):
         record["paper_epoch"], record["paper_memory_gb"] = paper[own]
-        record["paper_ratio"] = _seconds(paper[other][0]) / _seconds(paper[own][0])
+        record["paper_ratio"] = epoch_seconds(paper[other][0]) / epoch_seconds(paper[own][0])
 
 
-def _seconds(text: str) -> int:
+def epoch_seconds(text: str) -> int:
+    """Of the paper's minutes and seconds."""
     minutes, seconds = text.split(":")
     return 60 * int(minutes) + int(seconds)

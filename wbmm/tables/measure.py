@@ -13,7 +13,7 @@ from torch import Tensor
 from wbmm.bench.candidates import TrainingStep
 from wbmm.bench.memory import probe
 from wbmm.bench.setting import Setting
-from wbmm.bench.training import IMAGES, epoch_text
+from wbmm.bench.training import IMAGES, epoch_seconds, epoch_text
 from wbmm.layers.depthwise import find_implicit_gemm
 from wbmm.models.fuse import fuse
 from wbmm.models.profile import build_on_meta, count_macs, count_params
@@ -181,14 +181,9 @@ class Measured:
     recipe: str = ""
 
 
-def _seconds(time: str) -> int:
-    minutes, seconds = time.split(":")
-    return 60 * int(minutes) + int(seconds)
-
-
 def _paper_ratios(row: Row, base: Row) -> dict[str, float | None]:
     """Speed as a multiple of the baseline's, from what the paper prints for both."""
-    times = [_seconds(r.paper["time"]) for r in (base, row) if "time" in r.paper]
+    times = [epoch_seconds(r.paper["time"]) for r in (base, row) if "time" in r.paper]
     speeds = [r.paper["speed"] for r in (row, base) if "speed" in r.paper]
     return {
         "training_ratio_paper": times[0] / times[1] if len(times) == 2 else None,

@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 
 from wbmm.bench.log import Entry
+from wbmm.bench.seg import paper_speeds
+from wbmm.bench.speed import paper_model_speeds
 
 from .findings import Finding, Values, percent, times
 from .net_sections import by_net, cell_title, contests_of, in_order
-from .runs import paper_models, paper_segmentors, paper_training, ratio
+from .runs import paper_training, ratio
 
 __all__ = ["net_findings"]
 
@@ -21,7 +23,7 @@ def _ratios(entries: Sequence[Entry], layout: str, over: str, device: str) -> Va
 
 
 def _printed(table: str, machine: str, over: str) -> Values:
-    paper = paper_models(table)
+    paper = paper_model_speeds(table)
     return [
         (f"{size.upper()}, {px} px, batch {batch}", speed / paper[m, size, over, px, batch])
         for (m, size, net, px, batch), speed in paper.items()
@@ -48,7 +50,7 @@ def _backbones(entries: Sequence[Entry], one: str, other: str, least: tuple[int,
 
 
 def _printed_backbones(one: str, other: str, least: tuple[int, int] = (0, 0)) -> Values:
-    paper = paper_segmentors()
+    paper = paper_speeds()
     return [
         (f"{size.upper()}, {height}x{width} px, batch {batch}", speed / paper[size, other, height, width, batch])
         for (size, name, height, width, batch), speed in paper.items()

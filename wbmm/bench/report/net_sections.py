@@ -4,12 +4,14 @@ from collections.abc import Sequence
 
 from wbmm.bench.dense import BACKBONES
 from wbmm.bench.log import Entry
+from wbmm.bench.seg import paper_speeds
+from wbmm.bench.speed import paper_model_speeds
 from wbmm.bench.training import IMAGES, epoch_text
 from wbmm.timing import Timing
 
 from .chart import Axis, Chart, Point, Series, short
 from .page import Block, Figures, Heading, Table, Text
-from .runs import paper_models, paper_segmentors, paper_training, ratio, ratio_range
+from .runs import paper_training, ratio, ratio_range
 
 __all__ = ["SECTIONS", "by_net", "cell_title", "contests_of", "in_order"]
 
@@ -88,7 +90,7 @@ def _machine_of(entry: Entry) -> str:
 
 
 def _paper_ratio(entry: Entry, over: str = "UN") -> float | None:
-    paper, cell = paper_models("desktop"), entry.cell
+    paper, cell = paper_model_speeds("desktop"), entry.cell
     at = (cell["height"], cell["batch"]) if cell["height"] == cell["width"] else (0, 0)
     own, other = (paper.get((_machine_of(entry), cell["size"], net, *at)) for net in ("W", over))
     return own / other if own and other else None
@@ -151,7 +153,7 @@ def _other_models(entries: Sequence[Entry]) -> list[Block]:
 def edge_blocks(entries: Sequence[Entry]) -> list[Block]:
     rows = []
     for entry in contests_of(entries):
-        cell, paper = entry.cell, paper_models("edge")
+        cell, paper = entry.cell, paper_model_speeds("edge")
         own, other = (entry.timing(f"{family}_{cell['size']}") for family in ("wbmm", "unireplknet"))
         where = "Orin Nano CPU" if cell["runtime"].endswith("int8") else "Orin Nano GPU"
         theirs = [paper.get((where, cell["size"], net, cell["height"], cell["batch"])) for net in ("W", "UN")]
@@ -250,7 +252,7 @@ def seg_blocks(entries: Sequence[Entry]) -> list[Block]:
     text = (
         "UPerNet with 150 classes, fused. Conv 3x3 and 5x5 are the same net with depthwise convolutions in every block."
     )
-    return _backbone_blocks(entries, "Segmentors", "conv3x3", paper_segmentors(), text)
+    return _backbone_blocks(entries, "Segmentors", "conv3x3", paper_speeds(), text)
 
 
 def det_blocks(entries: Sequence[Entry]) -> list[Block]:

@@ -1,14 +1,12 @@
 """What a report is about: logs by machine and benchmark, and the paper's figures under the same keys."""
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 
 from wbmm.bench.log import Entry, read_log
 from wbmm.bench.operators import paper_figures
-from wbmm.paper_tables import load_tables
+from wbmm.bench.training import epoch_seconds, paper_epochs
 from wbmm.timing import Timing
 
 __all__ = [
@@ -19,9 +17,7 @@ __all__ = [
     "load_runs",
     "op_groups",
     "op_speeds",
-    "paper_models",
     "paper_operators",
-    "paper_segmentors",
     "paper_training",
     "ratio",
     "ratio_range",
@@ -110,39 +106,9 @@ def paper_operators() -> OpSpeeds:
     return paper_figures()
 
 
-def _sheet(name: str) -> list[dict[str, str]]:
-    text = resources.files("wbmm.bench").joinpath(name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
-
-
-def paper_models(table: str) -> dict[tuple[str, str, str, int, int], float]:
-    """The paper's images a second by (machine, size, net, px, batch); `table` is desktop or edge."""
-    return {
-        (f"{row['machine']}", row["size"], row["net"], int(row["px"]), int(row["batch"])): float(row["images_per_s"])
-        for row in _sheet("paper_models.csv")
-        if row["table"] == table
-    }
-
-
-def paper_segmentors() -> dict[tuple[str, str, int, int, int], float]:
-    """The paper's images a second on an A800 by (size, backbone, height, width, batch)."""
-    return {
-        (row["size"], row["backbone"], int(row["height"]), int(row["width"]), int(row["batch"])): float(
-            row["images_per_s"]
-        )
-        for row in _sheet("paper_segmentors.csv")
-    }
-
-
-def paper_training() -> dict[tuple[str, str], tuple[float, float]]:
+def paper_training() -> dict[tuple[str, str], tuple[int, float]]:
     """Seconds of an ImageNet epoch on 8 A800 and GB of each of them, by (size, net)."""
-    found = {}
-    for table in ("imagenet", "base"):
-        for row in load_tables()[table].rows:
-            net = "W" if row.model.startswith("wbmm") else "UA" if row.large_kernel else "UN"
-            minutes, seconds = row.paper["time"].split(":")
-            found[row.model.rsplit("_", 1)[1], net] = 60 * int(minutes) + int(seconds), float(row.paper["memory"])
-    return found
+    return {key: (epoch_seconds(time), gb) for key, (time, gb) in paper_epochs().items()}
 
 
 def ratio(timing: Timing | None, over: Timing | None) -> float | None:
