@@ -21,20 +21,26 @@ EXTRAS = {
     "det": ["onedl-mmengine>=0.10.12,<0.11", "onedl-mmcv>=2.3.6,<2.4", "onedl-mmdetection>=3.5.1,<3.6"],
     "export": ["onnx>=1.17", "onnxscript>=0.5", "onnxruntime>=1.20", "openvino>=2025.0", "nncf>=2.14"],
     "wandb": ["wandb>=0.19"],
-    "dev": ["pytest>=8", "pytest-timeout>=2.3", "ruff>=0.9", "build>=1.2", "import-linter>=2"],
+    "app": ["gradio>=6"],
+    "analyze": ["grad-cam>=1.5.5", "matplotlib>=3.8"],
+    "dev": ["pytest>=8", "pytest-timeout>=2.3", "ruff>=0.9", "build>=1.2", "import-linter>=2", "playwright>=1.50"],
 }
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 
 
-class BuildWithConfigs(build_py):
-    """The wheel carries configs/ as wbmm/configs; a checkout reads the folder where it is."""
+class BuildWithFolders(build_py):
+    """The wheel carries configs/ and the weights of models/ inside of wbmm/; a checkout reads them where they are."""
+
+    FOLDERS = (("configs", "configs", "__pycache__"), ("models", "weights", "*.md"))  # from, to, left out
 
     def run(self):
         super().run()
-        if not self.editable_mode:
-            target = Path(self.build_lib, "wbmm", "configs")
+        if self.editable_mode:
+            return
+        for source, name, left_out in self.FOLDERS:
+            target = Path(self.build_lib, "wbmm", name)
             shutil.rmtree(target, ignore_errors=True)  # of an earlier build
-            shutil.copytree(ROOT / "configs", target, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(ROOT / source, target, ignore=shutil.ignore_patterns(left_out))
 
 
 setup(
@@ -48,7 +54,7 @@ setup(
     python_requires=">=3.10,<3.13",
     packages=find_packages(include=["wbmm", "wbmm.*"]),
     package_data={"wbmm": ["*.yaml", "bench/*.csv"]},
-    cmdclass={"build_py": BuildWithConfigs},
+    cmdclass={"build_py": BuildWithFolders},
     install_requires=["torch>=2.9,<2.13", "torchvision>=0.24,<0.28", "timm>=1.0.30,<1.1"],
     extras_require=EXTRAS,
     entry_points={"console_scripts": ["wbmm=wbmm.cli:main"]},

@@ -1,6 +1,7 @@
 """Progress where no terminal is: lines at intervals, none for short work; a bar on a terminal, lines without rich."""
 
 import sys
+import time
 
 import pytest
 
@@ -38,6 +39,17 @@ def test_an_unknown_number(clock, capsys):
         clock[0] += 5
         advance(1)
     assert capsys.readouterr().err == "trials: 2 in 1:20\n"
+
+
+def test_a_step_that_takes_long_is_told_of(capsys, monkeypatch):
+    """Nobody calls while one thing is worked on, for instance a file that is exported."""
+    monkeypatch.setattr(progress, "INTERVAL_S", 0.05)
+    with progress_bar(None, "exporting"):
+        time.sleep(0.2)
+    before = capsys.readouterr().err
+    time.sleep(0.1)
+    assert before.startswith("exporting: 0:00 so far\n")
+    assert capsys.readouterr().err == ""
 
 
 def test_short_work_says_nothing(clock, capsys):

@@ -50,6 +50,8 @@ PACKAGES = (
     Package("openvino", "openvino", "export"),
     Package("nncf", "nncf", "export"),
     Package("wandb", "wandb", "wandb"),
+    Package("gradio", "gradio", "app"),
+    Package("grad-cam", "pytorch_grad_cam", "analyze"),
     Package("pytest", "pytest", "dev"),
     Package("onedl-mmengine", "mmengine", "seg"),
     Package("onedl-mmcv", "mmcv", "seg"),

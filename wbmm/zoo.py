@@ -6,10 +6,13 @@
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from importlib import resources
+from pathlib import Path
 
 import yaml
 
-__all__ = ["ZooModel", "load_counts", "load_zoo"]
+__all__ = ["ZooModel", "load_counts", "load_zoo", "weights_folder"]
+
+PACKAGE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,9 @@ class ZooModel:
         window: window of each stage, for WBMM.
         mixer: what stands in W blocks.
         paper: what the paper prints: `params` (M), `flops` (G), `top1` (%), `table`.
-        weights: tag to `{hub, file}`, and `sha256` of the file where it is known.
+        weights: tag to `{hub, file}`, and `sha256` of the file where it is known. Or, for a file that comes with the
+            project, to `{local: file}` with what timm says of it: `num_classes`, `size` of the images, and `mean`,
+            `std`, `crop_pct` or `interpolation` where they are not ImageNet's.
         config: the training configuration, relative to the project's root.
     """
 
@@ -59,3 +64,9 @@ def load_zoo() -> dict[str, ZooModel]:
 def load_counts() -> dict[str, dict[str, int]]:
     """Name to `params` and `params_fused` (compact), and `macs`: multiply-adds of the fused form at 224x224."""
     return yaml.safe_load(resources.files("wbmm").joinpath("zoo_counts.yaml").read_text(encoding="utf-8"))
+
+
+def weights_folder() -> Path:
+    """Where weights that come with the project are: in a wheel inside of the package, in a checkout in models/."""
+    inside = PACKAGE / "weights"
+    return inside if inside.is_dir() else PACKAGE.parent / "models"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from wbmm.bench.compare import main
+from wbmm.bench.compare import Entry, main, parse_entry
 from wbmm.train.log import read_metrics
 
 CONFIG = Path(__file__).parents[2] / "configs" / "digits.yaml"
@@ -45,3 +45,8 @@ def test_a_run_of_another_recipe_is_not_taken_for_this_one(tmp_path, capsys):
     assert command(tmp_path)[0] == 0
     assert command(tmp_path, "optim.lr=1e-3")[0] == 1
     assert "holds a run of another recipe" in capsys.readouterr().err
+
+
+def test_a_net_of_ours_may_have_another_operator():
+    assert parse_entry("wbmm_a:dw7") == Entry("wbmm_a-dw7", "wbmm_a", {"mixer": "dw7"})
+    assert parse_entry("convnext_atto") == Entry("convnext_atto", "convnext_atto")

@@ -1,18 +1,21 @@
 """INT8, fp16 and bf16: what is chosen, what is written, and what is refused."""
 
+import argparse
 import shutil
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from wbmm.commands import quantize as quantize_command
 from wbmm.data.images import open_labelled
 from wbmm.deploy import evaluate
-from wbmm.deploy.evaluate import Quality, collect, quality
+from wbmm.deploy.evaluate import MeasuredFile, Quality, collect, quality
 from wbmm.deploy.quantize import convert as conversion
 from wbmm.deploy.quantize.calibrate import read_calibration
-from wbmm.deploy.quantize.choose import Layer, choose_layers, match_layers
+from wbmm.deploy.quantize.choose import Layer, LayerChoice, choose_layers, match_layers
 from wbmm.deploy.quantize.convert import BACKENDS, QuantizeError, convert_precision
 from wbmm.deploy.runtime import open_runner
 
@@ -272,6 +275,8 @@ def test_the_command_prints_one_table(files, images, tmp_path, command, capsys):
     text = capsys.readouterr().out
     assert "calibrated on 16 images; layers chosen on 16, images that were not calibrated on" in text
     assert "18 of 31 layers in INT8" in text
+    assert "agreement with float32 on 16 images that were not calibrated on: " in text
+    assert "agreement with float32 on 32 images of --data: " in text
     rows = [
         line.split() for line in text.splitlines() if "ONNX Runtime" in line and line.startswith(("float32", "int8"))
     ]
@@ -284,6 +289,19 @@ def test_the_command_prints_one_table(files, images, tmp_path, command, capsys):
     again = ("quantize", output, tmp_path / "twice.onnx", "--format", "onnx", "--calib", images)
     assert command(*again) == 1
     assert "is in int8 already" in capsys.readouterr().err
+
+
+def test_a_target_that_is_missed_on_the_data_is_said(capsys):
+    args = argparse.Namespace(target=99.0, data=Path("photos"))
+    measured = MeasuredFile("a.onnx", 1, 500, 80.0, 98.2, 0.1, 0.01, 1.0)
+    choice = LayerChoice(set(), [], Quality(99.5, 0.1), Quality(99.5, 0.1), {})
+    quantize_command._compare_with_target(measured, args, choice)
+    assert capsys.readouterr().err == (
+        "note: agreement with float32 on 500 images of --data: 98.20 %, below --target 99; the layers were chosen on "
+        "others, where it is 99.50 %. More calibration images (--n) or a higher --target keep it nearer to float32\n"
+    )
+    quantize_command._compare_with_target(measured, argparse.Namespace(target=98.0, data=None), None)
+    assert capsys.readouterr().out == "agreement with float32 on 500 images: 98.20 %, --target 98 is reached\n"
 
 
 def test_a_checkpoint_is_fused_first(files, tmp_path, command, capsys):

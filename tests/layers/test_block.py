@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import torch.nn as nn
+from timm.layers import DropPath
 
 from tests.helpers import randomize
 from wbmm.layers import Block, DepthwiseConv2d, HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
@@ -36,3 +38,18 @@ def test_half_precision_fused_block_is_finite_and_close():
                 got = fused(x)
             assert got.isfinite().all()
             torch.testing.assert_close(got.float(), expected, rtol=0.05, atol=0.15)
+
+
+def test_drop_path_is_where_timm_has_it():
+    """Code for timm's models reads `block.drop_path` and assigns to it; the feed-forward part computes it."""
+    block = randomize(Block(WBMM2d(8), 8, drop_path=0.25))
+    assert block.drop_path.drop_prob == 0.25
+    assert [name for name, module in block.named_modules() if isinstance(module, DropPath)] == ["ffn.drop_path"]
+    x = torch.randn(64, 8, 7, 7)
+    skipped = (block(x) == x).flatten(1).all(1)
+    assert 0 < skipped.sum() < 64
+    block.drop_path = nn.Identity()
+    assert not (block(x) == x).flatten(1).all(1).any()
+    block.drop_path = DropPath(1 - 1e-9)
+    assert (block(x) == x).flatten(1).all(1).all()
+    torch.jit.script(block)

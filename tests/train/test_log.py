@@ -113,7 +113,7 @@ def test_a_run_without_the_optional_packages_says_once_what_it_left_out(make_con
     out = config.parent / "out"
     told = [line for line in done.stderr.splitlines() if "pip install" in line]
     assert told == [
-        "left out, as not installed: curves.png (matplotlib), event files (tensorboard); "
+        "left out, as not installed: train_batch.png, curves.png (matplotlib), event files (tensorboard); "
         "pip install 'wbmm[train]' brings them"
     ]
     assert json.loads((out / "status.json").read_text())["status"] == "finished"

@@ -4,6 +4,8 @@ import json
 import math
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -188,6 +190,22 @@ def test_checkpoints_of_either_kind_of_optimiser_continue_with_the_other(make_co
         state = torch.load(out_of(config) / "last.pt", weights_only=True)
         assert all(group["fused"] for group in state["optimizer"]["param_groups"])
     assert fit(load_config(config, [f"optim.name={name}", "schedule.epochs=3", "resume=auto"])).step == 24
+
+
+def test_two_processes_decide_alike(make_config, start_command, assert_same_state):
+    """One of them has bad images, gets the signal, and reads nothing in between: see `two_processes.py`."""
+    config, script = make_config(**SHORT), Path(__file__).with_name("two_processes.py")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    agent = start_command([sys.executable, *launcher, str(script), str(config)], config.parent)
+    assert agent.wait() == 0, agent.text()
+    said = agent.text()
+    assert "rank 0 is done" in said
+    assert "rank 1 is done" in said
+    device, host, stopped = (config.parent / name / "last.pt" for name in ("device", "host", "stopped"))
+    assert_same_state(device, host)
+    assert_same_state(device, stopped)
+    assert "SIGTERM: saved at step 11" in said or "SIGTERM: saved at step 12" in said
+    assert said.count("step 9, learning rate") == 3, "of the first process alone, in each of three runs"
 
 
 def test_a_sum_in_which_a_process_is_missing_is_an_error():

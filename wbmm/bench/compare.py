@@ -18,11 +18,12 @@ from wbmm.io.atomic import write_text
 from wbmm.machine import machine_facts, measured_line
 from wbmm.text import render_table
 from wbmm.train.config import TrainConfig, load_config, to_dict
+from wbmm.train.console import duration
 from wbmm.train.fit import fit
-from wbmm.train.log import METRICS_FILE, duration
+from wbmm.train.log import METRICS_FILE
 from wbmm.train.runs import RunFacts
 
-__all__ = ["Entry", "add_arguments", "compare", "main", "results_page", "run"]
+__all__ = ["Entry", "add_arguments", "compare", "main", "parse_entry", "results_page", "run"]
 
 MAY_DIFFER = {"out", "resume", "timeout", "device", "save", "log"}
 HEAD = ("model", "parameters, M", "top-1 of each seed, %", "mean", "spread (highest - lowest)", "standard deviation")
@@ -44,9 +45,16 @@ class Entry:
     args: dict = field(default_factory=dict)
 
 
+def parse_entry(text: str) -> Entry:
+    """`NAME`, or `NAME:MIXER` for a net of ours with another operator in its W blocks."""
+    name, _, mixer = text.partition(":")
+    return Entry(text.replace(":", "-"), name, {"mixer": mixer} if mixer else {})
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", type=Path, help="the recipe, e.g. configs/digits.yaml")
-    parser.add_argument("--models", nargs="+", required=True, help="timm names; the last is the baseline of the speed")
+    models = "timm names, with a mixer if you like (wbmm_a:dw7); the last is the baseline of the speed"
+    parser.add_argument("--models", nargs="+", required=True, type=parse_entry, metavar="NAME[:MIXER]", help=models)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/compare-<config>)")
     parser.add_argument("--results", type=Path, help="the page to write (default: results.md in that folder)")
@@ -62,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> int:
     out = args.out or Path("runs") / f"compare-{args.config.stem}"
     page = args.results or out / "results.md"
-    runs = compare(args.config, [Entry(model, model) for model in args.models], args.seeds, out, args.set)
+    runs = compare(args.config, args.models, args.seeds, out, args.set)
     if runs is None:
         print("interrupted; the same command continues")
         return 1
@@ -104,13 +112,14 @@ def _finished(cfg: TrainConfig, folder: Path) -> bool:
 
 def results_page(runs: dict[str, list[RunFacts]], args: argparse.Namespace, title: str) -> str:
     """Markdown: the table, then where, when and how it was measured."""
-    baseline = _speed(runs[args.models[-1]])
+    baseline = _speed(runs[args.models[-1].label])
     rows = [_row(label, facts, baseline) for label, facts in runs.items()]
     first = next(iter(runs.values()))[0]
     budget = f"{first.get('schedule.epochs')} epochs, {first.step} steps of {first.get('global_batch')} images"
     changed = f" --set {' '.join(args.set)}" if args.set else ""
+    names = (entry.model + "".join(f":{mixer}" for mixer in entry.args.values()) for entry in args.models)
     command = (
-        f"python tools/compare.py {args.config} --models {' '.join(args.models)} "
+        f"python tools/compare.py {args.config} --models {' '.join(names)} "
         f"--seeds {' '.join(map(str, args.seeds))}{changed}"
     )
     return (

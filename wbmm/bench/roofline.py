@@ -1,14 +1,16 @@
 """`wbmm bench roofline`: bytes and multiply-adds of a model, and the time that they take at a GPU's limits.
 
-Everything here is computed, not measured. The model runs on the meta device, which needs no memory, and each operator
-that PyTorch issues counts as one kernel that reads its inputs and writes its outputs once. Its time is the larger of
-bytes over the memory's speed and multiply-adds over the arithmetic units' speed. Real kernels are slower. The figures
-show what bounds a step, and how much a fused path can save.
+Everything here is computed, not measured. The model runs on the meta device, which needs no memory, once as the
+reference computes it and once as the Triton backend would. Each operator that PyTorch issues and each kernel that the
+backend launches counts once, reading its inputs and writing its outputs once. Its time is the larger of bytes over the
+memory's speed and multiply-adds over the arithmetic units' speed. Real kernels are slower. The figures show what
+bounds a step, and how much fused kernels can save.
 """
 
 import argparse
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -20,17 +22,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
+from wbmm.extras import is_installed
 from wbmm.layers import Block, FusedBlock
 from wbmm.models.fuse import fuse
 from wbmm.models.wbmm import Downsample, Stem
+from wbmm.ops.dispatch import REFERENCE, rehearse
 from wbmm.text import render_table
 
 from .operators import paper_figures
 
-__all__ = ["GPUS", "Gpu", "Kernel", "parts", "record", "units"]
+__all__ = ["GPUS", "Gpu", "Kernel", "by_operator", "issued", "parts", "record", "units"]
 
 EXAMPLE = "wbmm bench roofline wbmm_t --gpu a100 --batch 128 --training"
+BACKENDS = (REFERENCE, "triton")
+BOTH = "both"
 HEADERS = ("part", "kernels", "GB", "G multiply-adds", "ms", "share", "bound by")
+BESIDE_HEADERS = ("part", "kernels: reference", "triton", "GB: reference", "triton", "ms: reference", "triton")
+BESIDE_HEADERS += ("bytes", "time")
 PAPER_HEADERS = ("operator", "map", "batch", "images/s (paper)", "GB/s", "share of the memory's speed", "TFLOP/s")
 PAPER_CHANNELS, PAPER_GPU = 256, "a800"
 
@@ -71,7 +79,18 @@ class _Recorder(TorchDispatchMode):
     """Notes each operator that reads or writes memory."""
 
     # Make room or hand on what is there: no kernel runs.
-    FREE = ("empty", "new_empty", "detach", "alias", "lift", "is_same_size", "_unsafe_view", "_reshape_alias")
+    FREE = (
+        "empty",
+        "new_empty",
+        "detach",
+        "alias",
+        "lift",
+        "is_same_size",
+        "_unsafe_view",
+        "_reshape_alias",
+        "squeeze_",
+    )
+    LIKE = ("new_", "zeros_like", "ones_like", "full_like")  # of their input these read shape and type alone
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,6 +99,8 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
+        if func.namespace == "wbmm":  # its kernels were noted while it ran
+            return out
         name = func._schema.name.removeprefix("aten::")
         inputs = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
         outputs = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
@@ -87,9 +108,12 @@ class _Recorder(TorchDispatchMode):
         if func._schema.is_mutable:
             written = outputs or inputs[:1]
         if written and not name.startswith(self.FREE):
-            moved = sum(map(_bytes, _distinct(inputs))) + sum(map(_bytes, _distinct(written)))
-            self.kernels.append(Kernel(name, moved, _macs(func, args, kwargs, out)))
+            read = () if name.startswith(self.LIKE) else inputs
+            self.kernels.append(Kernel(name, _moved(read, written), _macs(func, args, kwargs, out)))
         return out
+
+    def launched(self, launch) -> None:
+        self.kernels.append(Kernel(launch.kernel, _moved(launch.reads, launch.writes), launch.macs))
 
 
 def _macs(func, args: tuple, kwargs: dict, out) -> int:
@@ -105,6 +129,10 @@ def _is_view(tensor: Tensor, inputs: Iterable[Tensor]) -> bool:
     return any(other.untyped_storage()._cdata == storage for other in inputs)
 
 
+def _moved(read: Iterable[Tensor], written: Iterable[Tensor]) -> int:
+    return sum(map(_bytes, _distinct(read))) + sum(map(_bytes, _distinct(written)))
+
+
 def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Each piece of memory once: `x * x` reads x once."""
     return list({(t.untyped_storage()._cdata, t.storage_offset(), t.shape): t for t in tensors}.values())
@@ -118,18 +146,32 @@ def _bytes(tensor: Tensor) -> int:
     return count * tensor.element_size()
 
 
-def record(module: nn.Module, x: Tensor, training: bool = False) -> list[Kernel]:
+@contextmanager
+def _as_issued_by(backend: str, recorder: _Recorder) -> Iterator[None]:
+    if backend == REFERENCE:
+        yield
+        return
+    from wbmm.ops.backends.triton.launch import listen
+
+    with rehearse(backend), listen(recorder.launched):
+        yield
+
+
+def record(module: nn.Module, x: Tensor, training: bool = False, backend: str = REFERENCE) -> list[Kernel]:
     """The kernels of a forward pass or, with `training`, of forward and backward.
 
     Args:
         module: on the meta device, as is `x`.
         training: gradients of the input and of all parameters are computed.
+        backend: who computes the operators: one of `BACKENDS`.
     """
     module.train(training)
-    with _Recorder() as recorder, torch.set_grad_enabled(training):
+    recorder = _Recorder()
+    with _as_issued_by(backend, recorder), recorder, torch.set_grad_enabled(training):
         out = module(x.requires_grad_(training))
         if training:
             out.backward(torch.empty_like(out))
+    module.zero_grad()  # or the next pass would add to these gradients
     return recorder.kernels
 
 
@@ -188,24 +230,51 @@ class Part:
     def row(self, whole: float) -> list[str]:
         bound = ", ".join(f"{name} {part / self.seconds:.0%}" for name, part in self.bound.most_common())
         values = f"{self.bytes / 1e9:.2f}", f"{self.macs / 1e9:.1f}", f"{self.seconds * 1e3:.3f}"
-        return [self.label, str(self.kernels), *values, f"{self.seconds / whole:.0%}", bound]
+        return [self.name, str(self.kernels), *values, f"{self.seconds / whole:.0%}", bound]
+
+    @property
+    def name(self) -> str:
+        return f"{self.count} x {self.label}" if self.count > 1 and self.label != "all" else self.label
+
+    def row_beside(self, other: "Part") -> list[str]:
+        """This part as the reference issues it, beside the same as another backend does."""
+        pairs = [(str(part.kernels), f"{part.bytes / 1e9:.2f}", f"{part.seconds * 1e3:.3f}") for part in (self, other)]
+        figures = [value for pair in zip(*pairs, strict=True) for value in pair]
+        return [self.name, *figures, f"{self.bytes / other.bytes:.1f}x", f"{self.seconds / other.seconds:.1f}x"]
 
 
-def parts(model: nn.Module, images: Tensor, gpu: Gpu, precision: str, training: bool) -> list[Part]:
-    """What each kind of unit costs at a GPU's limits; the last part is the sum."""
-    found: dict[str, Part] = {}
-    memo: dict[tuple, list[Kernel]] = {}
-    whole = Part("all")
+def issued(
+    model: nn.Module, images: Tensor, training: bool, backend: str = REFERENCE
+) -> list[tuple[str, list[Kernel]]]:
+    """What each unit of a model is, and its kernels."""
+    memo: dict[str, list[Kernel]] = {}
+    found = []
     for unit in units(model, images):
         label = _label(unit)
-        if (label, unit.shape) not in memo:
+        if label not in memo:
             x = torch.empty(unit.shape, dtype=images.dtype, device="meta", memory_format=torch.channels_last)
-            memo[label, unit.shape] = record(unit.module, x, training)
+            memo[label] = record(unit.module, x, training, backend)
+        found.append((label, memo[label]))
+    return found
+
+
+def parts(kernels: list[tuple[str, list[Kernel]]], gpu: Gpu, precision: str) -> list[Part]:
+    """What kernels cost at a GPU's limits, those of one label together; the last part is the sum."""
+    found: dict[str, Part] = {}
+    whole = Part("all")
+    for label, some in kernels:
         for part in (found.setdefault(label, Part(label)), whole):
-            part.add(memo[label, unit.shape], gpu, precision)
-    for part in found.values():
-        part.label = f"{part.count} x {part.label}" if part.count > 1 else part.label
+            part.add(some, gpu, precision)
     return [*found.values(), whole]
+
+
+def by_operator(kernels: list[tuple[str, list[Kernel]]]) -> list[tuple[str, list[Kernel]]]:
+    """The same kernels under their own names, the most bytes first."""
+    found: dict[str, list[Kernel]] = {}
+    for _, some in kernels:
+        for kernel in some:
+            found.setdefault(kernel.operator, []).append(kernel)
+    return sorted(found.items(), key=lambda item: -sum(kernel.bytes for kernel in item[1]))
 
 
 def _label(unit: Unit) -> str:
@@ -222,6 +291,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--size", type=int, nargs=2, default=(224, 224), metavar=("H", "W"))
     parser.add_argument("--training", action="store_true", help="forward and backward, in training form")
+    parser.add_argument(
+        "--backend",
+        choices=(BOTH, *BACKENDS),
+        default=BOTH if is_installed("triton") else REFERENCE,
+        help="one in detail, or both side by side (the default)",
+    )
+    parser.add_argument("--kernels", action="store_true", help="kernel by kernel, not part by part; of one backend")
     parser.add_argument("--paper", action="store_true", help="read the paper's A800 operator table against the limits")
     parser.add_argument("--markdown", action="store_true")
 
@@ -231,43 +307,63 @@ def run(args: argparse.Namespace) -> int:
         print(render_table(PAPER_HEADERS, paper_rows(args.batch), markdown=args.markdown))
         print(
             f"\nThe paper's images/s on an A800, {PAPER_CHANNELS} channels, float32. GB/s: x read once and y written "
-            "once; TFLOP/s: of the product. Computed from the paper's figures, not measured here."
+            "once; TFLOP/s: of all taps or of the product. Computed from the paper's figures, not measured here."
         )
         return 0
-    if min(args.batch, *args.size) < 1:
-        raise ValueError(f"--batch {args.batch}, --size {tuple(args.size)}: each must be at least 1")
-    if not timm.is_model(args.model):
-        raise ValueError(f"timm knows no model {args.model!r}; see `wbmm list` and timm.list_models()")
+    _check(args)
     dtype = torch.bfloat16 if args.precision == "bf16" else torch.float32
     model = timm.create_model(args.model, device=torch.device("meta"), dtype=dtype).eval()
     model = model if args.training else fuse(model)
     images = torch.empty(args.batch, 3, *args.size, dtype=dtype, device="meta", memory_format=torch.channels_last)
     gpu = GPUS[args.gpu]
-    found = parts(model, images, gpu, args.precision, args.training)
-    whole = found[-1].seconds
-    print(render_table(HEADERS, [part.row(whole) for part in found], markdown=args.markdown))
-    what = "forward and backward" if args.training else "forward, fused"
+    chosen = BACKENDS if args.backend == BOTH else (args.backend,)
+    kernels = [issued(model, images, args.training, backend) for backend in chosen]
+    if len(chosen) > 1 and kernels[0] == kernels[1]:
+        print(f"{args.model} has no operators that the backend triton computes\n")
+        chosen, kernels = chosen[:1], kernels[:1]
+    if args.kernels:
+        kernels = [[(name, [kernel]) for name, some in by_operator(one) for kernel in some] for one in kernels]
+    found = [parts(one, gpu, args.precision) for one in kernels]
+    most = [args.batch / some[-1].seconds for some in found]
+    if len(found) == 1:
+        rows, headers = [part.row(found[0][-1].seconds) for part in found[0]], HEADERS
+    else:
+        rows, headers = [one.row_beside(other) for one, other in zip(*found, strict=True)], BESIDE_HEADERS
+    print(render_table(headers, rows, markdown=args.markdown))
+    what = "forward and backward" if args.training else "forward, fused form"
     print(
         f"\nComputed, not measured: {args.model}, {what}, batch {args.batch}, {args.size[0]}x{args.size[1]}, "
         f"{args.precision}, on {gpu.name} ({gpu.bandwidth:g} GB/s, {gpu.tflops[args.precision]:g} TFLOP/s); each "
-        f"operator of the reference path is one kernel at the limit. At most {args.batch / whole:.0f} images/s."
+        "kernel reads and writes once, at the limit. At most "
+        + " and ".join(f"{speed:.0f} images/s ({name})" for speed, name in zip(most, chosen, strict=True))
+        + "."
     )
     return 0
 
 
+def _check(args: argparse.Namespace) -> None:
+    if min(args.batch, *args.size) < 1:
+        raise ValueError(f"--batch {args.batch}, --size {tuple(args.size)}: each must be at least 1")
+    if not timm.is_model(args.model):
+        raise ValueError(f"timm knows no model {args.model!r}; see `wbmm list` and timm.list_models()")
+    if args.backend != REFERENCE and not is_installed("triton"):
+        raise ValueError(f"--backend {args.backend}: the package triton is missing; use --backend {REFERENCE}")
+    if args.kernels and args.backend == BOTH:
+        raise ValueError(f"--kernels is of one backend: add --backend {' or --backend '.join(BACKENDS)}")
+
+
 def paper_rows(batch: int) -> list[list[str]]:
     """The paper's operator table at one batch size, as GB/s and TFLOP/s."""
-    paper = {key: speed for key, speed in paper_figures().items() if key[0] == "WBMM-C"}
+    paper = paper_figures()
     batches = sorted({key[2] for key in paper})
     if batch not in batches:
         raise ValueError(f"--batch {batch}: the paper has {', '.join(map(str, batches))}")
     gpu, result = GPUS[PAPER_GPU], []
-    for (_, window, at, side), speed in paper.items():
+    for (method, size, at, side), speed in paper.items():
         if at != batch:
             continue
-        bandwidth = speed * 2 * PAPER_CHANNELS * side * side * 4 / 1e9
-        tflops = speed * 2 * PAPER_CHANNELS * side * side * window * window / 1e12
-        name = f"WBMM-C {window}x{window}"
+        values = speed * PAPER_CHANNELS * side * side
+        bandwidth, tflops = values * 2 * 4 / 1e9, values * 2 * size * size / 1e12
         figures = f"{speed:.0f}", f"{bandwidth:.0f}", f"{bandwidth / gpu.bandwidth:.0%}", f"{tflops:.1f}"
-        result.append([name, f"{side}x{side}", str(batch), *figures])
+        result.append([f"{method} {size}x{size}", f"{side}x{side}", str(batch), *figures])
     return result

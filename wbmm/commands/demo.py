@@ -11,8 +11,15 @@ from pathlib import Path
 
 import torch
 
+from wbmm.data.classes import is_right
+from wbmm.deploy.export import export_model
+from wbmm.deploy.runtime import open_runner
 from wbmm.extras import PACKAGES, is_installed
+from wbmm.io.files import load_model, save_model
+from wbmm.models.fuse import fuse
 from wbmm.text import render_table
+from wbmm.train.build import build_eval
+from wbmm.train.checkpoint import LAST
 from wbmm.train.config import load_config
 from wbmm.train.fit import fit
 from wbmm.train.runs import RunFacts
@@ -69,15 +76,7 @@ def _verdict(rows: list, args: argparse.Namespace) -> int:
 
 def _deploy(cfg, out: Path):
     """Rows (form, accuracy, difference from the trained model, file) of the fused and the exported model."""
-    from wbmm.data.classes import is_right
-    from wbmm.deploy.export import export_model
-    from wbmm.deploy.runtime import open_runner
-    from wbmm.io.files import load_model, save_model
-    from wbmm.models.fuse import fuse
-    from wbmm.train import checkpoint
-    from wbmm.train.build import build_eval
-
-    model = load_model(out / checkpoint.LAST, ema=False)
+    model = load_model(out / LAST, ema=False)
     fused = fuse(model)
     save_model(fused, out / "fused.pth")
     batches = list(build_eval(cfg))

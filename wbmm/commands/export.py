@@ -9,7 +9,7 @@ import torch.nn as nn
 from wbmm.deploy.export import FORMATS, Exportable, ExportReport, as_exportable, check_format, export_to_file
 from wbmm.deploy.export.graph import INPUT_NAME
 from wbmm.io.card import check_timm_name
-from wbmm.io.files import describe_source, load_model
+from wbmm.io.files import describe_source, load_model, run_checkpoint
 from wbmm.layers import Block
 from wbmm.models.fuse import FUSED_FORMS
 from wbmm.text import render_table
@@ -21,7 +21,7 @@ HEADERS = ("compared", "input", "images", "largest value", "largest difference")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("input", metavar="IN", help="a checkpoint; with --random-weights, a model's name")
+    parser.add_argument("input", metavar="IN", help="a checkpoint or a run's folder; with --random-weights, a name")
     parser.add_argument("output", type=Path, nargs="?", metavar="OUT", help="default: beside IN, with another ending")
     parser.add_argument("--format", choices=FORMATS, help="default: by the ending of OUT, .onnx, .xml or .pt2")
     parser.add_argument("--dynamic-batch", action="store_true", help="any batch size")
@@ -41,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if not args.random_weights and not timm.is_model(args.input):
+        args.input = str(run_checkpoint(args.input))
     output = _output(args)
     check_format(output, args.format, args.force)
     report = export_to_file(

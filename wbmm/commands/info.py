@@ -56,9 +56,8 @@ def run(args: argparse.Namespace) -> int:
     if model.paper:
         print("paper: {params} M, {flops} G, {top1} % ({table})".format(**model.paper))
     for tag, source in model.weights.items():
-        print(
-            f"weights: {model.name}.{tag}: {source['hub']}/{source['file']} (timm.create_model(..., pretrained=True))"
-        )
+        where = f"{source['hub']}/{source['file']}" if "hub" in source else source["local"]
+        print(f"weights: {model.name}.{tag}: {where} (timm.create_model(..., pretrained=True))")
     print(
         "receptive field: largest extent in input pixels through convolutions and windows; SE and GRN see the whole map"
     )

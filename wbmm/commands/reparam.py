@@ -5,6 +5,7 @@ from pathlib import Path
 
 from wbmm.deploy.reparam import reparam
 from wbmm.io.atomic import check_target
+from wbmm.io.files import run_checkpoint
 from wbmm.io.reader import read_checkpoint
 from wbmm.mm.mm_checkpoint import reparam_mm
 from wbmm.models.fuse import FUSED_FORMS
@@ -15,7 +16,9 @@ EXAMPLE = "wbmm reparam runs/wbmm_t/best.pt wbmm_t.safetensors --check"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("input", type=Path, metavar="IN", help="a checkpoint: ours, released, mmseg's or mmdet's")
+    parser.add_argument(
+        "input", type=Path, metavar="IN", help="a checkpoint (ours, released, mmseg's, mmdet's) or a run's folder"
+    )
     parser.add_argument("output", type=Path, metavar="OUT", help="a .safetensors or .pth file")
     parser.add_argument("--model", help="the model's name, where the file does not tell")
     parser.add_argument("--form", choices=FUSED_FORMS, default="compact")
@@ -28,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    args.input = run_checkpoint(args.input)
     check_target(args.output, args.force)
     file = read_checkpoint(args.input)
     return reparam_mm(args, file.contents) if _is_mm(file.contents) else reparam(args, file)

@@ -2,8 +2,12 @@
 
 import copy
 import logging
+import re
+from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
+from timm.data import ImageNetInfo
 from torch import Tensor
 
 from wbmm.text import printable, some
@@ -12,7 +16,7 @@ from .folders import natural_order
 from .settings import DataConfig
 from .sources import Source
 
-__all__ = ["check_sets", "in_order_of", "is_right"]
+__all__ = ["check_sets", "in_order_of", "in_words", "is_right"]
 
 _logger = logging.getLogger(__name__)
 
@@ -113,3 +117,19 @@ def is_right(logits: Tensor, labels: Tensor, k: int = 1) -> Tensor:
     """`[N]`: whether the label of each image is among the `k` classes that `logits [N, classes]` are highest for."""
     best = logits.topk(min(k, logits.shape[1]), dim=1).indices
     return (best == labels[:, None]).any(1)
+
+
+def in_words(names: Sequence[str]) -> list[str]:
+    """Names of classes for people: ImageNet's numbers, such as n01443537, as the first of their words."""
+    return [_word(name) if re.fullmatch(r"n\d{8}", name) else printable(name) for name in names]
+
+
+def _word(name: str) -> str:
+    return _imagenet_words().get(name, name)
+
+
+@lru_cache(maxsize=1)
+def _imagenet_words() -> dict[str, str]:
+    lists = (ImageNetInfo("imagenet-22k"), ImageNetInfo())  # neither has all names of the other
+    pairs = ((name, info.label_name_to_description(name)) for info in lists for name in info.label_names())
+    return {name: text.partition(",")[0] for name, text in pairs}

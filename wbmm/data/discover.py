@@ -1,15 +1,16 @@
 """What a folder, or a file, of data is: how to read it, for people who only say where it is."""
 
 import tarfile
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from wbmm.text import some
 
-from .folders import ANNOTATIONS, SYNONYMS, class_images, is_image
+from .folders import ANNOTATIONS, SYNONYMS, class_images, is_image, visible_folders
 from .lists import PictureList, read_list
 
-__all__ = ["FoundData", "find_data"]
+__all__ = ["FORMS", "FoundData", "find_data"]
 
 TRAIN = ("train", *SYNONYMS["train"])
 VAL = ("val", *SYNONYMS["val"], "test", "testing")
@@ -32,9 +33,9 @@ class FoundData:
     unsplit: PictureList | None = None
 
 
-def find_data(path: Path) -> FoundData:
+def find_data(path: str | Path) -> FoundData:
     """Recognises the forms of `FORMS`; anything else is an error that says what was seen."""
-    path = path.expanduser().absolute()
+    path = Path(path).expanduser().absolute()
     if path.is_file():
         if path.suffix.lower() == ".csv":
             return _list(path)
@@ -44,8 +45,8 @@ def find_data(path: Path) -> FoundData:
     found = _shards(path) or _mnist(path) or _splits(path) or _classes(path)
     if found is None:
         inside = sorted(entry.name for entry in path.iterdir())
-        seen = some(inside, 5) or "it is empty"
-        raise ValueError(f"{path} holds no data that is recognised ({seen}); data is {FORMS}")
+        seen = f"it has {some(inside, 5)}" if inside else "it is empty"
+        raise ValueError(f"{path}: no data is recognised in it ({seen}); data is {FORMS}")
     return found
 
 
@@ -53,21 +54,23 @@ def _list(file: Path) -> FoundData:
     pictures = read_list(file)
     settings = {"source": "csv", "root": str(file.parent)}
     if pictures.splits is None:
-        return FoundData(f"{len(pictures.paths)} pictures listed in {file.name}", settings, pictures)
-    names = {wanted: _first(known, set(pictures.splits)) for wanted, known in (("train", TRAIN), ("val", VAL))}
-    if None in names.values():
+        return FoundData(f"{len(pictures.paths):,} pictures listed in {file.name}", settings, pictures)
+    train, val = _pick(TRAIN, pictures.splits), _pick(VAL, pictures.splits)
+    if train is None or val is None:
         there = some(sorted(set(pictures.splits)), 5)
         raise ValueError(f"{file}: its column split has {there}; expected train and val")
-    settings |= {"train_split": names["train"], "val_split": names["val"], "args": {"file": str(file)}}
-    return FoundData(f"train and val as listed in {file.name}", settings)
+    settings |= {"train_split": train, "val_split": val, "args": {"file": str(file)}}
+    return FoundData(f"{train} and {val} as listed in {file.name}", settings)
 
 
 def _shards(folder: Path) -> FoundData | None:
     """Tar files of a training and a validation set: WebDataset's, or of class folders."""
     files = {name: _tar_files(folder, name) for name in (*TRAIN, *VAL)}
     train, val = (next((name for name in names if files[name]), None) for names in (TRAIN, VAL))
-    if train is None or val is None:
+    if train is None:
         return None
+    if val is None:
+        raise ValueError(f"{folder} has tar files for training ({files[train][0].name}, ...) and none for validation")
     source = "wds" if _has_labels(files[train][0]) else "tar"
     settings = {"source": source, "root": str(folder), "train_split": train, "val_split": val}
     return FoundData(f"{'shards' if source == 'wds' else 'tar files'}, {train} and {val}", settings)
@@ -94,10 +97,12 @@ def _mnist(folder: Path) -> FoundData | None:
 
 
 def _splits(folder: Path) -> FoundData | None:
-    names = set(_folders(folder))
-    train, val = _first(TRAIN, names), _first(VAL, names)
+    names = visible_folders(folder)
+    train, val = _pick(TRAIN, names), _pick(VAL, names)
     if train is None:
         return None
+    if not visible_folders(folder / train) and (listed := _only_list(folder)):
+        return listed  # the pictures are in train/ and their labels in a list
     if val is None:  # the training folder's classes are split
         return _classes(folder / train)
     settings = {"source": "folder", "root": str(folder), "train_split": train, "val_split": val}
@@ -106,31 +111,42 @@ def _splits(folder: Path) -> FoundData | None:
 
 def _classes(folder: Path) -> FoundData | None:
     """Class folders alone; an outer folder with nothing else in it, as archives leave it, is passed over."""
-    names = _folders(folder)
-    while len(names) == 1 and len(_folders(folder / names[0])) > 1 and not (folder / names[0] / ANNOTATIONS).exists():
+    names = visible_folders(folder)
+    while len(names) == 1 and _is_wrapper(folder / names[0]):
         folder = folder / names[0]
-        names = _folders(folder)
+        names = visible_folders(folder)
         if inner := _splits(folder):
             return inner
+    if len(names) < 2 and (listed := _only_list(folder)):
+        return listed
     if not names:
-        lists = sorted(folder.glob("*.csv"))
-        if len(lists) == 1:
-            return _list(lists[0])
         if any(is_image(entry.name) for entry in folder.iterdir()):
             raise ValueError(f"{folder} holds pictures without class folders, and no CSV file with their labels")
         return None
-    files, labels, classes = class_images(folder, names)
+    files, labels, classes = class_images(folder)
+    if len(classes) < 2:
+        raise ValueError(f"{folder} has one class, {classes[0]!r}: there is nothing to tell apart; data is {FORMS}")
     paths = [str(Path(file).relative_to(folder)) for file in files]
     pictures = PictureList(paths, [classes[label] for label in labels])
-    return FoundData(f"{len(names)} class folders", {"source": "csv", "root": str(folder)}, pictures)
+    return FoundData(f"{len(classes)} class folders", {"source": "csv", "root": str(folder)}, pictures)
 
 
-def _folders(folder: Path) -> list[str]:
-    """Those that people see, without what a system or an editor leaves."""
-    return sorted(
-        entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith((".", "__MACOSX"))
-    )
+def _is_wrapper(folder: Path) -> bool:
+    """Whether a folder holds folders and no picture: a class would hold some."""
+    files = [entry.name for entry in folder.iterdir()]
+    return bool(visible_folders(folder)) and ANNOTATIONS not in files and not any(map(is_image, files))
 
 
-def _first(known: tuple[str, ...], present: set[str]) -> str | None:
-    return next((name for name in known if name in present), None)
+def _only_list(folder: Path) -> FoundData | None:
+    """The one CSV file of a folder; of several, nobody knows which is meant."""
+    lists = sorted(file for file in folder.glob("*.csv") if not file.name.startswith("."))
+    if len(lists) > 1:
+        names = some([file.name for file in lists], 5)
+        raise ValueError(f"{folder} has no class folders and several CSV files ({names}): name the one with the labels")
+    return _list(lists[0]) if lists else None
+
+
+def _pick(known: tuple[str, ...], present: Iterable[str]) -> str | None:
+    """The first of the known names that is there, however it is capitalised."""
+    spelled = {name.lower(): name for name in present}
+    return next((spelled[name] for name in known if name in spelled), None)

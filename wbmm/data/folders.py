@@ -20,6 +20,7 @@ __all__ = [
     "read_class_names",
     "some",
     "split_folder",
+    "visible_folders",
 ]
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".pgm", ".tif", ".tiff")
@@ -40,8 +41,8 @@ def split_folder(root: Path, split: str) -> Path:
 
 
 def is_image(name: str) -> bool:
-    """Whether a file is a picture, by its name."""
-    return name.lower().endswith(SUFFIXES)
+    """Whether a file is a picture, by its name; `._cat.jpg` is what a Mac leaves beside one."""
+    return name.lower().endswith(SUFFIXES) and not os.path.basename(name).startswith("._")
 
 
 def natural_order(text: str) -> list:
@@ -70,7 +71,7 @@ def class_images(folder: Path, order: list[str] | None = None) -> tuple[list[str
         folder: the split.
         order: names of the classes that number them instead.
     """
-    annotated = (folder / ANNOTATIONS).is_file() and _folders(folder) == ["images"]
+    annotated = (folder / ANNOTATIONS).is_file() and visible_folders(folder) == ["images"]
     found = _annotated(folder) if annotated else _by_folder(folder, order)
     images = [(image, name) for name, inside in found.items() for image in inside]
     images.sort(key=lambda pair: (natural_order(pair[0]), pair[0]))
@@ -113,7 +114,7 @@ def check_class_names(names: object, path: Path) -> None:
 
 
 def _by_folder(folder: Path, order: list[str] | None) -> dict[str, list[str]]:
-    classes = _folders(folder)
+    classes = visible_folders(folder)
     loose = [entry.name for entry in _entries(folder) if is_image(entry.name) and _kind(entry) != "folder"]
     if not classes:
         there = f"; {len(loose)} images lie in it without one" if loose else ""
@@ -150,8 +151,13 @@ def _annotated(folder: Path) -> dict[str, list[str]]:
     return found
 
 
-def _folders(folder: Path) -> list[str]:
-    return [entry.name for entry in _entries(folder) if _kind(entry) == "folder"]
+def visible_folders(folder: Path) -> list[str]:
+    """The folders in a folder, in order, without those that a system or an editor leaves behind."""
+    return [entry.name for entry in _entries(folder) if _kind(entry) == "folder" and not _is_left_behind(entry.name)]
+
+
+def _is_left_behind(name: str) -> bool:
+    return name.startswith(".") or name == "__MACOSX"
 
 
 def _entries(folder: str | Path) -> list[os.DirEntry]:

@@ -16,6 +16,7 @@ from wbmm.io.card import ModelCard
 from .classes import in_order_of
 from .folders import SUFFIXES, SYNONYMS, list_images
 from .landscapes import draw_landscape
+from .lists import locate, number_labels, read_list
 from .loader import WORKER_TIMEOUT_S
 from .settings import DataConfig
 from .sources import ArraySource, BadImage, FileSource, Source, Subset, first_of_each_class, open_source
@@ -42,12 +43,15 @@ def open_labelled(card: ModelCard, root: str | Path | None, source: str = "folde
 
     Args:
         card: of the model that will see it.
-        root: the folder that holds the splits, or for `folder` also one that holds the class folders themselves.
+        root: the folder that holds the splits, or for `folder` also one that holds the class folders themselves, or a
+            CSV file of paths and labels.
         source: as `data.source` of a training configuration.
         split: `val`, `train` or what the set calls it.
     """
     if not root and source.partition("/")[0] not in NEEDS_NO_FOLDER:
         raise ValueError(f"--source {source} reads a folder: give it (--data DIR)")
+    if root and Path(root).suffix.lower() == ".csv":
+        return _listed(Path(root).expanduser(), split)
     if root and not Path(root).expanduser().is_dir():
         raise ValueError(f"{root}: there is no such folder")
     root = str(Path(root).expanduser()) if root else None
@@ -61,6 +65,14 @@ def open_labelled(card: ModelCard, root: str | Path | None, source: str = "folde
     if card.class_names and not found.class_names:
         _logger.warning("the data has no class names: its labels are taken for the model's class numbers")
     return found
+
+
+def _listed(file: Path, split: str) -> Source:
+    """The pictures of a list: those of the split, if it has splits."""
+    pictures = read_list(file)
+    names = pictures.class_names
+    chosen = pictures if pictures.splits is None else pictures.of_split(split)
+    return FileSource(locate(file.parent, chosen.paths), number_labels(chosen.labels, names), names)
 
 
 def _holds_splits(root: Path, split: str) -> bool:

@@ -5,7 +5,7 @@ import math
 import os
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,12 +14,13 @@ from torch import Tensor
 
 from wbmm.data.classes import is_right
 from wbmm.data.images import batches, match_classes, no_more_than, open_labelled
-from wbmm.data.sources import Source
+from wbmm.data.sources import Source, open_source
 from wbmm.io.card import ModelCard
 from wbmm.io.files import file_size
 from wbmm.progress import progress_bar
 from wbmm.text import render_table
 from wbmm.timing import time_interleaved
+from wbmm.train.config import load_config
 
 from .compiled import add_runtime_argument, open_compiled
 from .runtime import open_runner
@@ -45,12 +46,15 @@ HEADERS = ("file", "runs as", "images", "top-1 %", "top-5 %", "images/s")
 COMPARED = ("same top-1 as the first %", "largest logit difference")
 FORM_HEADERS = ("form", "file", "MB", "images", "top-1 %", "same top-1 as float32 %", "ms an image", "speed to float32")
 PAUSE_S = 0.05  # the threads of one runtime spin for a while after a call, and would slow the next one down
+WARMUP = 5  # rounds
 DEVICE = "cpu"  # where OpenVINO and ONNX Runtime compute in INT8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("models", nargs="+", metavar="MODEL_OR_FILE", help="checkpoints, .onnx, .xml, .pt2, timm names")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="the folder with the split folders or class folders")
+    models = "checkpoints, run folders, .onnx, .xml, .pt2, timm names"
+    parser.add_argument("models", nargs="+", metavar="MODEL_OR_FILE", help=models)
+    data = "split folders, class folders or a CSV file (default: the validation set of the run that the first is of)"
+    parser.add_argument("--data", type=Path, metavar="DIR", help=data)
     add_data_arguments(parser)
     parser.add_argument("--limit", type=int, metavar="N", help="so many images, equally many of each class")
     parser.add_argument("--batch", type=int, default=64)
@@ -79,17 +83,19 @@ class Evaluation:
         labels: `[N]`.
         seconds: spent in the model, without reading.
         skipped: images that could not be read.
+        indices: `[N]`, of the images in their source.
     """
 
     logits: Tensor
     labels: Tensor
     seconds: float
     skipped: int = 0
+    indices: list[int] = field(default_factory=list)
 
 
 def collect(runner, source, batch: int = 64, workers: int = 0, skip_bad: bool = False, label: str = "") -> Evaluation:
     """Runs a classifier over a whole set. A bad image is an error that names it, or is named and left out."""
-    logits, labels, seconds, skipped = [], [], 0.0, 0
+    logits, labels, indices, seconds, skipped = [], [], [], 0.0, 0
     with progress_bar(len(source), label) as advance:
         for part in batches(source, runner.card, batch, workers):
             for error in part.errors.values():
@@ -104,10 +110,11 @@ def collect(runner, source, batch: int = 64, workers: int = 0, skip_bad: bool = 
                 logits.append(runner(part.images).float().cpu())
                 seconds += time.perf_counter() - start
                 labels.append(part.labels)
+                indices += part.indices
             advance(len(part.indices) + len(part.errors))
     if not logits:
         raise ValueError("none of the images can be read")
-    outputs = Evaluation(torch.cat(logits), torch.cat(labels), seconds, skipped)
+    outputs = Evaluation(torch.cat(logits), torch.cat(labels), seconds, skipped, indices)
     if not outputs.logits.isfinite().all():
         raise ValueError(f"{label}: the outputs are not finite for {_count_bad(outputs.logits)} images")
     return outputs
@@ -134,7 +141,7 @@ def run(args: argparse.Namespace) -> int:
     runners = [
         classifier(open_compiled(name, args.device, args.model, args.ema, args.runtime), name) for name in args.models
     ]
-    given = open_labelled(runners[0].card, args.data, args.source, args.split)
+    given = _own_data(args) or open_labelled(runners[0].card, args.data, args.source, args.split)
     sources, told = [], set()
     for name, runner in zip(args.models, runners, strict=True):
         sources.append(no_more_than(match_classes(runner.card, given), args.limit))
@@ -154,6 +161,19 @@ def run(args: argparse.Namespace) -> int:
         "`wbmm bench` compares speed"
     )
     return 0
+
+
+def _own_data(args: argparse.Namespace) -> Source | None:
+    """The data of the run that the first model is of, where no other is named."""
+    first = Path(args.models[0])
+    config = (first if first.is_dir() else first.parent) / "config.yaml"
+    if args.data is not None or args.source != "folder" or not config.is_file():
+        return None
+    data = load_config(config).data
+    print(f"data: {args.split} of {data.root or data.source}, as in {config}")
+    return open_source(
+        data if args.split == "val" else replace(data, val_split=args.split), train=args.split == "train"
+    )
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
@@ -294,7 +314,8 @@ def measure_files(
     outputs = [first or images.evaluate(files[0]), *map(images.evaluate, files[1:])]
     image = images.others[:1].contiguous()
     calls = {path: partial(open_runner(path, DEVICE), image) for path in files}
-    timings = time_interleaved(calls, rounds=rounds, warmup=5, pause=PAUSE_S, device=DEVICE)
+    with progress_bar(rounds + WARMUP, "rounds of timing") as advance:
+        timings = time_interleaved(calls, rounds, WARMUP, partial(advance, 1), PAUSE_S, DEVICE)
     rows = []
     for path, found in zip(files, outputs, strict=True):
         likeness = quality(found.logits, outputs[0].logits)

@@ -12,12 +12,12 @@ from pathlib import Path
 from PIL import Image, ImageDraw, ImageFont
 from timm.data import ImageNetInfo
 
+from wbmm.data.classes import in_words
 from wbmm.data.images import Batch, batches, find_images
 from wbmm.data.sources import FileSource
 from wbmm.io.atomic import atomic_path, check_target
 from wbmm.io.card import ModelCard
 from wbmm.progress import progress_bar
-from wbmm.text import printable
 
 from .compiled import add_runtime_argument, open_compiled
 from .evaluate import classifier
@@ -32,7 +32,9 @@ BACKGROUND, BAR, TEXT = (24, 24, 28), (52, 92, 160), (240, 240, 240)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model_or_file", metavar="MODEL_OR_FILE", help="a checkpoint, .onnx, .xml, .pt2 or timm name")
+    parser.add_argument(
+        "model_or_file", metavar="MODEL_OR_FILE", help="a checkpoint, run folder, .onnx, .xml, .pt2 or timm name"
+    )
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE_OR_FOLDER", help="folders are searched through")
     parser.add_argument("--topk", type=int, default=5)
     parser.add_argument("--out", type=Path, metavar="DIR", help=f"folder for pictures and {CSV_NAME}; made if missing")
@@ -60,13 +62,9 @@ class Prediction:
 
 
 def class_names(card: ModelCard) -> list[str]:
-    """A name for each class, fit to print: the card's; ImageNet's words for its 1000 classes; or numbers."""
-    names = card.class_names
-    if card.num_classes == 1000:
-        info = ImageNetInfo()
-        if not names or list(names) == info.label_names():
-            return [text.split(",")[0] for text in info.label_descriptions()]
-    return list(map(printable, names)) if names else [f"class {number}" for number in range(card.num_classes)]
+    """A name for each class, fit to print: the card's, with words for ImageNet's numbers; or numbers."""
+    names = card.class_names or (ImageNetInfo().label_names() if card.num_classes == 1000 else None)
+    return in_words(names) if names else [f"class {number}" for number in range(card.num_classes)]
 
 
 def predict(runner, paths: list[Path], topk: int = 5, batch: int = 16, workers: int = 0) -> Iterator[Prediction]:

@@ -378,9 +378,11 @@ def _count_classes(state_dict: dict[str, Tensor], model: str) -> int:
     return weight.shape[0] if given else timm.get_pretrained_cfg_value(model, "num_classes")
 
 
-def _default_card(model: str, args: dict, num_classes: int) -> ModelCard:
-    """A card with the transform that timm has for the model."""
+def _default_card(model: str, args: dict, num_classes: int, tag: str | None = None) -> ModelCard:
+    """A card with the transform that timm has for the model, or for those of its weights that a tag names."""
     cfg = timm.get_pretrained_cfg(check_timm_name(model))
+    if tag and timm.is_model_pretrained(f"{model}.{tag}"):
+        cfg = timm.get_pretrained_cfg(f"{model}.{tag}")
     return ModelCard(
         model=model,
         args=args,
@@ -432,7 +434,7 @@ def card_of(model: nn.Module) -> ModelCard:
             "pass card=ModelCard(...)"
         )
     name = cfg["architecture"]
-    card = _default_card(name, _args_of(model, name), getattr(model, "num_classes", 0))
+    card = _default_card(name, _args_of(model, name), getattr(model, "num_classes", 0), cfg.get("tag"))
     card = _with_channels(card, getattr(model, "in_chans", cfg["input_size"][0]))
     kind = "classifier" if card.num_classes else "features"
     return card.replace(form=form_of(model), kind=kind, dtype=_dtype(model))

@@ -33,28 +33,64 @@ __all__ = [
     "open_checkpoint",
     "read_state_dict",
     "round_weights",
+    "run_checkpoint",
     "save_model",
+    "with_own_classifier",
     "write_weights",
 ]
 
 SUFFIXES = (".safetensors", ".pth", ".pt")
+OF_A_RUN = ("best.pt", "last.pt")  # the first that its folder has
 SPARE_ELEMENTS = 1_000_000  # a small model in training form beside its fused file
 _logger = logging.getLogger(__name__)
 
 
-def load_model(path: str | Path, model: str | None = None, ema: bool = True, args: dict | None = None) -> nn.Module:
+def load_model(
+    path: str | Path,
+    model: str | None = None,
+    ema: bool = True,
+    args: dict | None = None,
+    num_classes: int | None = None,
+) -> nn.Module:
     """A model from any checkpoint file, in eval mode and float32; `model.card` says what it is.
 
     Args:
-        path: our training checkpoint, a file of `save_model` or `wbmm reparam`, a released one; pth or safetensors.
+        path: our training checkpoint, a file of `save_model` or `wbmm reparam`, a released one, pth or safetensors; or
+            the folder of a training run.
         model: its name, where the file does not tell (or to insist on one).
         ema: the moving average of the weights, where the file has one.
         args: keyword arguments of `timm.create_model`, where the file does not tell.
+        num_classes: for fine-tuning on other classes: the model gets a new classifier of so many. If the file has as
+            many, its own stays.
     """
     net, card = open_checkpoint(path, model, ema, args)
+    if num_classes is not None and num_classes != card.num_classes:
+        card = _replace_classifier(net, card, num_classes, path)
     _logger.info("%s: %s", path, card.describe())
     net.card = card
     return net
+
+
+def _replace_classifier(net: nn.Module, card: ModelCard, num_classes: int, path: str | Path) -> ModelCard:
+    if num_classes < 1:
+        raise ValueError(f"num_classes {num_classes}: give 1 or more")
+    if card.form != "training":
+        raise CheckpointError(
+            f"{path} is fused ({card.form} form), which cannot be trained on other classes: give the training form"
+        )
+    net.reset_classifier(num_classes)
+    return card.replace(num_classes=num_classes, class_names=None, kind="classifier")
+
+
+def run_checkpoint(path: str | Path) -> Path:
+    """The file itself, or the best checkpoint of a training run, given its folder."""
+    path = Path(path)
+    if not path.is_dir():
+        return path
+    for name in OF_A_RUN:
+        if (path / name).is_file():
+            return path / name
+    raise CheckpointError(f"{path} is a folder without {' or '.join(OF_A_RUN)}: give a file, or the folder of a run")
 
 
 def open_checkpoint(
@@ -70,7 +106,7 @@ def open_checkpoint(
         path, model, ema, args: as of `load_model`.
         file: what `read_checkpoint` gave, where the file has been read already.
     """
-    path = Path(path)
+    path = run_checkpoint(path)
     file = file or read_checkpoint(path)
     try:
         card = read_card(file)
@@ -185,7 +221,8 @@ def file_size(path: Path) -> int:
 
 
 def read_state_dict(path: str | Path, ema: bool = True) -> dict[str, Tensor]:
-    """The state dict of any checkpoint file, in our names."""
+    """The state dict of any checkpoint file, or of a run's folder, in our names."""
+    path = run_checkpoint(path)
     try:
         return convert_released(find_state_dict(safe_load(path), ema))
     except CheckpointError as error:
@@ -194,7 +231,11 @@ def read_state_dict(path: str | Path, ema: bool = True) -> dict[str, Tensor]:
 
 
 def load_weights(
-    model: nn.Module, weights: str | Path | dict[str, Tensor], resize_tables: bool = False, ema: bool = True
+    model: nn.Module,
+    weights: str | Path | dict[str, Tensor],
+    resize_tables: bool = False,
+    ema: bool = True,
+    new_classifier: bool = False,
 ) -> nn.Module:
     """Load a checkpoint into a model, strictly; returns the model.
 
@@ -204,10 +245,30 @@ def load_weights(
         resize_tables: interpolate tables whose window differs from the model's. The result is a starting point for
             fine-tuning, not the same function.
         ema: prefer an exponential moving average where the file has one.
+        new_classifier: if the file's classifier is for another number of classes, or missing, keep the model's own, to
+            be trained. Otherwise that is an error.
     """
-    if isinstance(weights, dict):
-        return load_converted(model, convert_released(find_state_dict(weights, ema)), resize_tables)
-    return load_converted(model, read_state_dict(weights, ema), resize_tables, where=str(weights))
+    given = isinstance(weights, dict)
+    state_dict = convert_released(find_state_dict(weights, ema)) if given else read_state_dict(weights, ema)
+    if new_classifier:
+        state_dict, _ = with_own_classifier(state_dict, model)
+    return load_converted(model, state_dict, resize_tables, where="" if given else str(weights))
+
+
+def with_own_classifier(state_dict: dict[str, Tensor], model: nn.Module) -> tuple[dict[str, Tensor], list[str]]:
+    """A state dict with the model's own classifier where the file's has another number of classes, and its keys."""
+    own, classifier = model.state_dict(), model.get_classifier()
+    names = [name for name, module in model.named_modules() if module is classifier]
+    fresh = [
+        key
+        for key in (f"{name}.{part}" for name in names for part in ("weight", "bias"))
+        if key in own and (key not in state_dict or _has_other_classes(state_dict[key], own[key]))
+    ]
+    return state_dict | {key: own[key] for key in fresh}, fresh
+
+
+def _has_other_classes(value: Tensor, own: Tensor) -> bool:
+    return value.ndim == own.ndim and value.shape[1:] == own.shape[1:] and len(value) != len(own)
 
 
 def load_converted(

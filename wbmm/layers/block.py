@@ -45,6 +45,8 @@ class Block(nn.Module):
         drop_path: probability of skipping the block for a sample in training.
     """
 
+    __jit_unused_properties__ = ("drop_path",)
+
     def __init__(
         self,
         mixer: nn.Module,
@@ -63,6 +65,17 @@ class Block(nn.Module):
         self.se = SqueezeExcite(dim, **dd) if se else None
         self.ffn = FeedForward(dim, ffn_ratio, drop_path, **dd)
         self.gamma = None if ls_init_value is None else nn.Parameter(torch.full((dim,), ls_init_value, **dd))
+
+    @property
+    def drop_path(self) -> nn.Module:
+        """Of the feed-forward part, which computes it together with the addition."""
+        return self.ffn.drop_path
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "drop_path":  # a module would be registered here, and never called
+            self.ffn.drop_path = value
+        else:
+            super().__setattr__(name, value)
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.norm(self.mixer(x))

@@ -18,10 +18,11 @@ from torch import Tensor
 from wbmm.io.digest import mapped
 from wbmm.io.files import load_weights
 from wbmm.io.reader import safe_load
+from wbmm.models.hub import local_weights
 from wbmm.models.identify import Signature, explain_mismatch, identify
 from wbmm.models.state import CheckpointError, convert_released, find_state_dict
 from wbmm.text import first_line, printable, some
-from wbmm.zoo import load_zoo
+from wbmm.zoo import load_zoo, weights_folder
 
 __all__ = ["LEAST_MATCH", "fetch", "load_pretrained", "match_report", "read_weights"]
 
@@ -43,6 +44,8 @@ def fetch(source: str) -> Path:
     path = Path(source).expanduser()
     if path.is_file():
         return path
+    if (local := local_weights(source)) is not None:
+        return local
     name, _, tag = source.partition(".")
     zoo = load_zoo()
     try:
@@ -50,6 +53,8 @@ def fetch(source: str) -> Path:
             return _download(source)
         if name in zoo and (zoo[name].weights if not tag else tag in zoo[name].weights):
             weights = zoo[name].weights[tag or next(iter(zoo[name].weights))]
+            if "local" in weights:
+                raise CheckpointError(f"{source}: its weights should be in {weights_folder() / weights['local']}")
             path = Path(download_from_hf(weights["hub"], weights["file"]))
             _compare(source, path, weights["file"])
             return path
@@ -97,7 +102,7 @@ def _download(url: str) -> Path:
 def _compare(source: str, path: Path, name: str) -> bool:
     """Whether the zoo knows the checksum of a file of this name; a `CheckpointError` if it is another one."""
     weights = [entry for model in load_zoo().values() for entry in model.weights.values()]
-    known = next((entry["sha256"] for entry in weights if entry["file"] == name and "sha256" in entry), None)
+    known = next((entry["sha256"] for entry in weights if entry.get("file") == name and "sha256" in entry), None)
     if known is None:
         return False
     with mapped(path) as data:

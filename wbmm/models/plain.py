@@ -279,7 +279,7 @@ class PlainBlock(nn.Module):
         self.se = nn.Identity() if block.se is None else PlainSqueezeExcite(block.se)
         self.ffn = PlainFeedForward(block.ffn)
         self.gamma = copy.deepcopy(block.gamma)
-        self.drop_path = copy.deepcopy(block.ffn.drop_path)
+        self.drop_path = copy.deepcopy(block.drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.ffn(self.se(self.norm(self.mixer(x))))

@@ -9,6 +9,7 @@ channels-last throughout. The baselines, UniRepLKNet among them, are the same ne
 
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 import torch.nn as nn
@@ -23,14 +24,14 @@ from torch import Tensor
 from wbmm.layers import Block, PackedConv2d
 from wbmm.models.state import convert_released
 from wbmm.ops.windows import to_channels_last
-from wbmm.zoo import ZooModel, load_zoo
+from wbmm.zoo import ZooModel, load_zoo, weights_folder
 
 from .hub import fetch_weights
 from .identify import explain_mismatch
 from .named_mixers import MixerArgs, block_options, create_mixer, resolve_mixer
 from .pattern import parse_pattern, parse_windows
 from .recompute import run_checkpointed
-from .state import find_state_dict
+from .state import CheckpointError, find_state_dict
 
 __all__ = ["WBMM"]
 
@@ -317,6 +318,8 @@ def _create_wbmm(variant: str, pretrained: bool = False, **kwargs) -> WBMM:
 def _fetch_first(variant: str, kwargs: dict) -> None:
     """Brings published weights into the hub's cache, where timm then finds them; one line if that fails."""
     cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), kwargs.get("pretrained_cfg_overlay"))
+    if cfg.file and not Path(cfg.file).is_file():
+        raise CheckpointError(f"{variant}: its weights should be in {cfg.file}, and there is no such file")
     if cfg.hf_hub_id and cfg.hf_hub_filename and not (cfg.file or cfg.state_dict or cfg.url):
         fetch_weights(variant, cfg.hf_hub_id, cfg.hf_hub_filename)
 
@@ -338,11 +341,26 @@ def _cfg(**kwargs) -> dict:
 
 
 def _zoo_cfgs(model: ZooModel) -> dict[str, dict]:
-    cfgs = {
-        f"{model.name}.{tag}": _cfg(hf_hub_id=source["hub"], hf_hub_filename=source["file"])
-        for tag, source in model.weights.items()
-    }
-    return cfgs or {f"{model.name}.untrained": _cfg()}
+    """timm's configurations, a tag each. What comes with the project is small, so it is never the default: without a
+    tag a model has ImageNet's 1000 classes and 224 px."""
+    hub, local = {}, {}
+    for tag, source in model.weights.items():
+        if "local" in source:
+            local[f"{model.name}.{tag}"] = _local_cfg(**source)
+        else:
+            hub[f"{model.name}.{tag}"] = _cfg(hf_hub_id=source["hub"], hf_hub_filename=source["file"])
+    if hub:
+        return hub | local
+    return local | {
+        f"{model.name}.untrained{'*' if local else ''}": _cfg()
+    }  # `*`: the default, though it has no weights
+
+
+def _local_cfg(local: str, num_classes: int, size: int, **others) -> dict:
+    side = -(-size // 32)  # of the last map: four times halved from a quarter, rounded up
+    input_size, pool_size = (3, size, size), (side, side)
+    file = str(weights_folder() / local)
+    return _cfg(file=file, num_classes=num_classes, input_size=input_size, pool_size=pool_size, **others)
 
 
 def _register(model: ZooModel) -> None:

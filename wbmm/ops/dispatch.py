@@ -1,7 +1,8 @@
 """The only place that chooses who computes an operator.
 
 Backends are asked in order, and the first that can run takes the call; the reference comes last and can run everything.
-`use_backend` and the environment variable WBMM_BACKEND name one instead. Tracing of every kind sees the reference.
+`use_backend` and the environment variable WBMM_BACKEND name one instead. Tracing of every kind sees the reference, but
+for `torch.compile` in inference on a CPU: see `compiled.py`.
 """
 
 import logging
@@ -21,7 +22,7 @@ from wbmm.ops.backends.onednn import OneDNN
 from wbmm.ops.backends.tiled import Tiled
 from wbmm.ops.backends.triton import Triton
 
-from . import reference
+from . import compiled, reference
 from .kept import Kept
 from .obstacles import NO_VALUES, changed_module, obstacle, unusual_tensor, wants_grad
 from .tables import Window, expand
@@ -171,6 +172,8 @@ def windowed(
     why = _obstacle(x, *tables)
     if why is not None:
         _refuse("windowed", why)
+        if _asked is None and tables[0].ndim == 2 and compiled.takes(x, tables[0], kept):
+            return compiled.windowed(x, tables, window, bias, shortcuts, padding_mode, kept)
         if torch.compiler.is_exporting() and any(isinstance(side, torch.SymInt) for side in x.shape[-2:]):
             matrix = expand(tables, window, index)
             return reference.opaque_product(x, matrix, list(window), bias, shortcuts, padding_mode)
@@ -218,6 +221,15 @@ def gated_ffn(
         given = (fc1.weight, fc1.bias, gamma, beta, fc2.weight, fc2.bias, gate, scale, shortcut)
         weights = tuple(weight for weight in given if weight is not None)
         why = unusual_tensor(*weights)
+    inference_form = type(grn) is tuple  # which has no norm and no scale
+    if (
+        why is not None
+        and _asked is None
+        and inference_form
+        and compiled.takes(x, grn[0], kept)
+        and changed_module(fc1=(fc1, nn.Linear), fc2=(fc2, nn.Linear)) is None
+    ):
+        return compiled.gated_ffn(x, gate, shortcut, (fc1.weight, fc1.bias, *grn, fc2.weight, fc2.bias), kept)
     backend, grad = _pick("gated_ffn", why, x, weights)
     if backend is not None:
         return backend.gated_ffn(x, fc1, (gamma, beta, eps), fc2, gate, norm, scale, shortcut, drop_path, grad, kept)

@@ -1,16 +1,25 @@
 """What backends keep for a layer in inference: matrices and packed weights, built once and never stale."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
-__all__ = ["Kept"]
+__all__ = ["Kept", "find_kept"]
 
 Built = TypeVar("Built")
 SAMPLES = 64
+_numbers = itertools.count()
+_living: "WeakValueDictionary[int, Kept]" = WeakValueDictionary()
+
+
+def find_kept(number: int) -> "Kept | None":
+    """The `Kept` of a number; None if its layer is gone."""
+    return _living.get(number)
 
 
 def _key(weight: Tensor) -> tuple:
@@ -55,6 +64,12 @@ class Kept(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._entries: dict[str, tuple] = {}
+        self._take_number()
+
+    def _take_number(self) -> None:
+        """A number of its own, for operators that take no Python object."""
+        self.number = next(_numbers)
+        _living[self.number] = self
 
     def get(self, name: str, weights: Sequence[Tensor], build: Callable[[], Built], sampled: bool = False) -> Built:
         """What `build()` gave before if the weights are unchanged, else `build()`.
@@ -96,3 +111,7 @@ class Kept(nn.Module):
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "_entries": {}}
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self._take_number()

@@ -29,13 +29,13 @@ def wants_grad(*tensors: Tensor | None) -> bool:
 
 
 def is_eager(x: Tensor) -> bool:
-    """Whether this is a real tensor that nothing is tracing: no compile, export, script, jit trace, fx, fake, meta."""
+    """Whether nothing is tracing this tensor: no compile, export, script, jit trace, fx, fake tensors."""
     if torch.jit.is_scripting():
         return False
     else:  # noqa: RET505  what is scripted must stand in the other branch
         if torch.compiler.is_compiling() or torch.jit.is_tracing():
             return False
-        return type(x) in _PLAIN and not x.is_meta
+        return type(x) in _PLAIN
 
 
 def is_transformed() -> bool:

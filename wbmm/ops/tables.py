@@ -48,7 +48,7 @@ def relative_index(window: Window, device: torch.device | None = None) -> Tensor
         index = _indices.get(window)
         if index is None:
             index = _build_index(window)
-            if is_eager(index):
+            if is_eager(index) and not index.is_meta:  # torch.device("meta") may be the default
                 _indices[window] = index
         return index.to(device)
 

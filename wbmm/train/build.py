@@ -19,7 +19,7 @@ from wbmm.data.order import Plan
 from wbmm.data.prefetch import Prefetcher
 from wbmm.data.sources import Source, open_source
 from wbmm.io.card import read_card
-from wbmm.io.files import load_converted
+from wbmm.io.files import load_converted, with_own_classifier
 from wbmm.io.reader import CheckpointFile, read_checkpoint
 from wbmm.machine import PRECISIONS, set_precision
 from wbmm.models.identify import identify
@@ -77,13 +77,7 @@ def init_weights(model: nn.Module, path: Path, resize_tables: bool = False) -> s
         file = read_checkpoint(path)
         state_dict = dict(convert_released(find_state_dict(file.contents)))
         _check_trainable(state_dict, file)
-        own = model.state_dict()
-        fresh = [
-            key
-            for key in _classifier_keys(model)
-            if key in own and (key not in state_dict or _has_other_classes(state_dict[key], own[key]))
-        ]
-        state_dict.update({key: own[key] for key in fresh})
+        state_dict, fresh = with_own_classifier(state_dict, model)
         load_converted(model, state_dict, resize_tables)
     except CheckpointError as error:
         text = str(error)
@@ -102,16 +96,6 @@ def _check_trainable(state_dict: dict[str, Tensor], file: CheckpointFile) -> Non
         f"{file.path} is fused ({seen.form} form), which cannot be trained: batch norms and branches are folded into "
         f"its weights. Fine-tuning needs the training checkpoint that it was made from{source}"
     )
-
-
-def _has_other_classes(value: Tensor, own: Tensor) -> bool:
-    return value.ndim == own.ndim and value.shape[1:] == own.shape[1:] and len(value) != len(own)
-
-
-def _classifier_keys(model: nn.Module) -> list[str]:
-    classifier = model.get_classifier()
-    names = [name for name, module in model.named_modules() if module is classifier]
-    return [f"{name}.{part}" for name in names for part in ("weight", "bias")]
 
 
 def build_ema(model: nn.Module, config: TrainConfig) -> ModelEmaV3 | None:

@@ -28,6 +28,7 @@ __all__ = [
     "config_from_dict",
     "load_config",
     "make_config",
+    "merge_values",
     "parse_overrides",
     "to_dict",
     "to_yaml",
@@ -49,6 +50,7 @@ class EmaConfig:
 class LogConfig:
     every: int = takes(50, Range(1, MOST_STEPS))  # optimiser steps
     tensorboard: bool | None = None  # null: if it is installed
+    report: bool = True  # pictures of the first images and of the mistakes, a model card, the fused file
     wandb: bool = False
     wandb_project: str = takes("wbmm", Text(128, r"[^/\\#?%:]+", "a name without / \\ # ? % :"))
     name: str | None = takes(None, Text(200, r"(?!\.{1,2}$)[^/\\]+", "the name of a folder, without / or \\"))
@@ -96,12 +98,12 @@ def load_config(path: str | Path, overrides: typing.Sequence[str] = ()) -> Train
     All that can be told to be wrong without the data is an error here: one line that names the key.
     """
     path, changes = resolve_config(path)
-    return make_config(_merge(_read(path), changes), overrides, str(path), path.stem)
+    return make_config(merge_values(_read(path), changes), overrides, str(path), path.stem)
 
 
 def make_config(values: dict, overrides: typing.Sequence[str], where: str, name: str = "run") -> TrainConfig:
     """A checked configuration from plain values and `key=value` overrides; `name` is for `runs/<name>`."""
-    config = config_from_dict(_merge(values, parse_overrides(overrides)), where)
+    config = config_from_dict(merge_values(values, parse_overrides(overrides)), where)
     config.out = config.out.replace("<name>", config.log.name or name)
     _expand_home(config)
     _check_out(config.out)
@@ -218,14 +220,14 @@ def _read(path: Path, seen: tuple[Path, ...] = ()) -> dict:
     wrong = PATH.problem(base) if isinstance(base, str) else f"must be text, got {show(base)}"
     if wrong:
         raise ValueError(f"base in {path} {wrong}")
-    return _merge(_read(path.parent / base, (*seen, path.resolve())), values)
+    return merge_values(_read(path.parent / base, (*seen, path.resolve())), values)
 
 
-def _merge(base: dict, changes: dict) -> dict:
+def merge_values(base: dict, changes: dict) -> dict:
     merged = dict(base)
     for key, value in changes.items():
         both = isinstance(merged.get(key), dict) and isinstance(value, dict)
-        merged[key] = _merge(merged[key], value) if both else value
+        merged[key] = merge_values(merged[key], value) if both else value
     return merged
 
 
@@ -240,7 +242,7 @@ def parse_overrides(overrides: typing.Sequence[str]) -> dict:
         value = _parse(raw, f"the value of override {show(text)}")
         for part in reversed(parts):
             value = {part: value}
-        values = _merge(values, value)
+        values = merge_values(values, value)
     return values
 
 

@@ -2,7 +2,7 @@
 
 import math
 import time
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from wbmm.train.optim import BatchPlan
 from . import checkpoint
 from .checkpoint import Position
 from .config import TrainConfig, to_dict
+from .curves import FIRST_BATCH, MOST_SHOWN, draw_batch
 from .dist import World, all_sum, gather_objects, sum_on_device
 from .guard import MARKER, BufferSnapshot, StopSignal, nonfinite_layers, write_marker
 from .log import Clock, RunLogger, memory_mb, writing
@@ -112,12 +113,16 @@ def train_epoch(run: Run, epoch: int) -> bool:
     while position.step < (epoch + 1) * per_epoch:
         with clock.waiting():
             micro_batches = next(batches)
+        if position.step == 0 and run.world.main and config.log.report:
+            show_first_batch(run, micro_batches)
+            clock = Clock()  # drawing is no training
         train_step(run, micro_batches)
         clock.steps += 1
         position.step += 1
         position.evaluated = position.step % per_epoch != 0
         logged = position.step == 1 or position.step % config.log.every == 0 or position.step == run.total_steps
         loss, stop = read_outcomes(run, everything=logged or not position.evaluated)
+        run.logger.step(position.step, position.step / per_epoch, loss, run.lr)
         if logged:
             report(run, loss, clock)
         if stop:
@@ -125,6 +130,15 @@ def train_epoch(run: Run, epoch: int) -> bool:
         if position.evaluated and save_is_due(run):
             save_unless_skipping(run)
     return False
+
+
+def show_first_batch(run: Run, micro_batches: list[tuple[Tensor, Tensor]]) -> None:
+    """Draws the images of the first step as the net sees them: the first thing to look at when training fails."""
+    enough = micro_batches[: math.ceil(MOST_SHOWN / run.config.batch)]
+    seen = [prepare(run, batch, micro) for micro, batch in enumerate(enough)]
+    images, targets = (torch.cat(parts)[:MOST_SHOWN].cpu() for parts in zip(*seen, strict=True))
+    with suppress(ImportError):  # of which the log has told
+        draw_batch(images, targets, run.config, run.data.class_names, run.out / FIRST_BATCH)
 
 
 def report(run: Run, loss: float, clock: Clock):
@@ -314,6 +328,7 @@ def measure(run: Run) -> dict[str, float] | None:
             run.config.model.channels_last,
             stop=lambda: run.stop.name is not None,
             exact=run.config.data.on_bad_image == "fail",
+            progress=run.logger.evaluating,
         )
         if figures is None:
             return None

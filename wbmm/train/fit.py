@@ -45,15 +45,19 @@ class Result:
     signal: str | None = None
 
 
-def fit(config: TrainConfig) -> Result:
+def fit(config: TrainConfig, show_config: bool = True) -> Result:
     """Trains as configured, in this process and its peers if torchrun started any.
 
     Ctrl-C saves and stops as SIGTERM does. A second one raises KeyboardInterrupt, and so does one outside of training.
+
+    Args:
+        config: of the run.
+        show_config: print it; it is saved with the run in any case.
     """
     world = setup(config.device, config.timeout)
     with StopSignal(say=world.main) as stop:
         try:
-            result = _fit(config, world, stop)
+            result = _fit(config, world, stop, show_config)
         except RuntimeError as error:
             if world.size > 1 and is_peer_failure(error):
                 raise ConnectionError(f"rank {world.rank}: another process is gone or stuck ({error})") from error
@@ -63,12 +67,12 @@ def fit(config: TrainConfig) -> Result:
     return result
 
 
-def _fit(config: TrainConfig, world: World, stop: StopSignal) -> Result:
+def _fit(config: TrainConfig, world: World, stop: StopSignal, show_config: bool) -> Result:
     with lock_folder(Path(config.out), world.main):
         if world.main:
             clear_marker(Path(config.out))  # of the sitting before: if this one cannot start, it is not interrupted
             remove_stale(Path(config.out))
-        run = build(config, world, stop)
+        run = build(config, world, stop, show_config)
         try:
             status = train(run)
         except BaseException as error:
@@ -84,7 +88,7 @@ def _fit(config: TrainConfig, world: World, stop: StopSignal) -> Result:
     return Result(status, run.out, position.step, position.metrics, position.best, signal)
 
 
-def build(config: TrainConfig, world: World, stop: StopSignal) -> Run:
+def build(config: TrainConfig, world: World, stop: StopSignal, show_config: bool = True) -> Run:
     """Everything that can be wrong is found here, before the first step."""
     texts = [set_arithmetic(config, world.device)]
     plan = plan_batch(config.global_batch, config.batch, world.size)
@@ -118,18 +122,19 @@ def build(config: TrainConfig, world: World, stop: StopSignal) -> Run:
     if saved:
         texts += restore(built, saved, resume)
     built.wrapped = wrap(model, config, world)  # after the weights are in: DDP sends rank 0's to all
-    open_log(built, saved, [str(plan), lr_text, *texts])
+    open_log(built, saved, [str(plan), lr_text, *texts], show_config)
     return built
 
 
-def open_log(run: Run, saved: dict | None, texts: list[str]) -> None:
-    """Starts the logs: the resolved configuration, printed and beside the run, and how it was arrived at."""
+def open_log(run: Run, saved: dict | None, texts: list[str], show_config: bool = True) -> None:
+    """Starts the logs: the resolved configuration, beside the run and printed, and how it was arrived at."""
     resumed = {"resumed_step": run.position.step, "resumed_seconds": saved.get("seconds")} if saved else {}
     run.logger = RunLogger(run.config, run.out, run.world.main, **resumed)
     if run.world.main:
         with writing(run.out / "config.yaml"):
             write_text(run.out / "config.yaml", to_yaml(run.config))
-    run.logger.message(to_yaml(run.config).rstrip())
+    if show_config:
+        run.logger.message(to_yaml(run.config).rstrip())
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
     steps = run.data.train.steps_per_epoch
     run.logger.message(

@@ -18,19 +18,16 @@ from wbmm.extras import install_command, is_installed, need
 from wbmm.io.atomic import write_text
 
 from .config import TrainConfig, to_dict, to_yaml
+from .console import make_console
 
 __all__ = [
     "METRICS_FILE",
     "STATUS_FILE",
-    "BarConsole",
     "Clock",
     "MetricsFile",
-    "PlainConsole",
     "RunLogger",
     "TensorBoard",
     "WeightsAndBiases",
-    "duration",
-    "make_console",
     "memory_mb",
     "read_metrics",
     "working_seconds",
@@ -77,7 +74,7 @@ class RunLogger:
             self.metrics = MetricsFile(self.out, resumed_step)
         before = working_seconds(self.metrics.kept) if resumed_seconds is None else resumed_seconds
         self._began = time.monotonic() - before
-        self.console = make_console(cfg.schedule.epochs)
+        self.console = make_console(cfg.schedule.epochs, cfg.global_batch)
         self._write_status("running")
         self._say_what_is_left_out(cfg)
 
@@ -112,6 +109,18 @@ class RunLogger:
         with suppress(OSError):
             self.console.train(record)
 
+    def step(self, step: int, epoch: float, loss: float, lr: float) -> None:
+        """Moves the bar; `loss` is nan where the device has not told it yet. Nothing is written to a file."""
+        if self.main:
+            with suppress(OSError):
+                self.console.step(step, epoch, loss, lr)
+
+    def evaluating(self, done: int, total: int) -> None:
+        """Says how far an evaluation is, in images."""
+        if self.main:
+            with suppress(OSError):
+                self.console.evaluating(done, total)
+
     def eval(self, step: int, epoch: float, metrics: dict[str, float]) -> None:
         """The figures of an evaluation, e.g. top1 and top5 in percent."""
         if not self.main:
@@ -138,7 +147,7 @@ class RunLogger:
             stack.callback(self.metrics.close)
 
     def _say_what_is_left_out(self, cfg: TrainConfig) -> None:
-        wanted = {"matplotlib": "curves.png"}
+        wanted = {"matplotlib": "train_batch.png, curves.png"}
         if cfg.log.tensorboard is None:
             wanted["tensorboard"] = "event files"
         if sys.stderr.isatty():
@@ -323,83 +332,3 @@ def memory_mb(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-
-
-def make_console(epochs: int, stream=None):
-    """A bar where one can be seen and rich is installed."""
-    stream = stream or sys.stderr
-    return BarConsole(epochs, stream) if stream.isatty() and is_installed("rich") else PlainConsole(epochs, stream)
-
-
-class PlainConsole:
-    """One line a report."""
-
-    def __init__(self, epochs: int, stream):
-        self.epochs, self.stream = epochs, stream
-
-    def train(self, record: dict) -> None:
-        self.message(f"epoch {record['epoch']:.2f}/{self.epochs}  step {record['step']}  {_train_line(record)}")
-
-    def eval(self, record: dict, names: list[str]) -> None:
-        self.message(_eval_line(record, names))
-
-    def message(self, text: str) -> None:
-        print(text, file=self.stream, flush=True)
-
-    def close(self) -> None:
-        pass
-
-
-class BarConsole:
-    """A rich progress bar over the whole run; evaluations and messages scroll above it."""
-
-    def __init__(self, epochs: int, stream):
-        need("rich", "a progress bar")
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
-        self.epochs = epochs
-        columns = (
-            TextColumn("epoch {task.fields[epoch]:.2f}/{task.total:g}"),
-            BarColumn(bar_width=20),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[line]}", markup=False),
-        )
-        self.progress = Progress(*columns, console=Console(file=stream), auto_refresh=False)
-        self.task = self.progress.add_task("", total=epochs, epoch=0.0, line="")
-        self.progress.start()
-
-    def train(self, record: dict) -> None:
-        self.progress.update(
-            self.task, completed=record["epoch"], epoch=record["epoch"], line=_train_line(record), refresh=True
-        )
-
-    def eval(self, record: dict, names: list[str]) -> None:
-        self.message(_eval_line(record, names))
-
-    def message(self, text: str) -> None:
-        self.progress.console.print(text, markup=False, highlight=False)
-        self.progress.refresh()
-
-    def close(self) -> None:
-        self.progress.stop()
-
-
-def _train_line(record: dict) -> str:
-    return (
-        f"loss {record['loss']:.4f}  lr {record['lr']:.2e}  {record['images_per_s']:,.0f} images/s  "
-        f"wait {100 * record['data_wait']:.1f}%  {record['memory_mb']:,.0f} MB  ETA {duration(record['eta_s'])}"
-    )
-
-
-def _eval_line(record: dict, names: list[str]) -> str:
-    shown = [name for name in names if not name.endswith("images")]
-    values = (f"{name} {record[name]:.4f}" if "loss" in name else f"{name} {record[name]:.2f}" for name in shown)
-    return f"epoch {record['epoch']:g}  step {record['step']}  eval  " + "  ".join(values)
-
-
-def duration(seconds: float) -> str:
-    minutes, seconds = divmod(round(max(seconds, 0)), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    return f"{days}d {hours:02d}:{minutes:02d}:{seconds:02d}" if days else f"{hours}:{minutes:02d}:{seconds:02d}"

@@ -8,39 +8,46 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import timm
 import torch
-import torch.nn as nn
 
 import wbmm.models  # noqa: F401  (registers them)
 from wbmm.data.discover import FoundData, find_data
-from wbmm.data.lists import split_by_class, write_list
+from wbmm.data.lists import PictureList, read_list, split_by_class, write_list
 from wbmm.data.sources import open_source
+from wbmm.fields import show
 from wbmm.machine import available_memory
 from wbmm.models import WBMM
-from wbmm.models.hub import published_weights
-from wbmm.models.state import CheckpointError
+from wbmm.text import some
 
-from .config import TrainConfig, config_from_dict, make_config, parse_overrides
+from .config import TrainConfig, config_from_dict, make_config, merge_values, parse_overrides, to_dict
+from .log import METRICS_FILE
+from .model import create_model
+from .start import MODEL, SCRATCH, Start, check_name, find_start
 
-__all__ = ["Choices", "choose_recipe"]
+__all__ = ["EPOCHS", "MODEL", "SCRATCH", "SIZE", "Choices", "choose_recipe"]
 
-EPOCHS, SIZE, MODEL = 20, 224, "wbmm_t"
+EPOCHS, SIZE = 20, 224
 SMALL, LARGE = 5_000, 100_000  # training pictures
-STEPS_AN_EPOCH = 50  # at least, as far as batches of 4 go
+STEPS_AN_EPOCH = 25  # at least, as far as the smallest batch goes
+LEAST_BATCH, MOST_BATCH, LARGE_BATCH = 16, 128, 1024
 FEW_STEPS = 20_000  # below, the blocks of a model from scratch would not get going from a layer scale of 1e-6
+POINTS = 200  # of the curves, at least where there are so many steps
 HELD_BACK = 0.2
 SPLIT_FILE = "split.csv"
-LESSONS = {  # by the number of training pictures
+# AdamW's rates for a batch of 64, with the square root of the batch for others.
+SCRATCH_LR, FINE_TUNING_LR = 1e-3, 2.5e-4
+LESSONS = {  # by the number of training pictures: augment, mix, and both in words
     "small": (
         {"auto": None, "color_jitter": 0.2, "reprob": 0.0, "scale": [0.35, 1.0]},
         {"mixup": 0.0, "cutmix": 0.0},
+        "crops, flips, a little colour",
     ),
     "medium": (
         {"auto": None, "color_jitter": 0.2, "reprob": 0.0, "scale": [0.35, 1.0]},
         {"mixup": 0.2, "cutmix": 1.0, "prob": 0.5},
+        "crops, flips, a little colour; CutMix or Mixup for every second batch",
     ),
-    "large": ({}, {}),  # the paper's
+    "large": ({}, {}, "RandAugment, random erasing, Mixup and CutMix, as in the paper"),
 }
 
 
@@ -51,17 +58,19 @@ class Choices:
     Attributes:
         config: complete and checked.
         rows: what, value and why, for people.
+        notes: sentences that belong below the table.
     """
 
     config: TrainConfig
-    rows: list[tuple[str, str, str]] = field(default_factory=list)
+    rows: list[tuple[str, str, str]]
+    notes: list[str] = field(default_factory=list)
 
 
 def choose_recipe(
     data: str | Path,
-    model: str = MODEL,
-    epochs: int = EPOCHS,
-    size: int = SIZE,
+    model: str | None = None,
+    epochs: int | None = None,
+    size: int | None = None,
     init: str | None = None,
     overrides: tuple[str, ...] = (),
 ) -> Choices:
@@ -69,95 +78,199 @@ def choose_recipe(
 
     Args:
         data: train/ and val/ of class folders, class folders alone, a CSV file of paths and labels, or shards.
-        model: a name that timm knows.
-        epochs, size: of training, of the images.
-        init: weights to start from; published ones are looked for otherwise.
+        model: a name that timm knows, with the tag of its weights if there are several; `MODEL` if None, or the model
+            of the weights.
+        epochs: of training; `EPOCHS` if None.
+        size: of the images; `SIZE` if None, or the size that the weights were trained at.
+        init: a file, or a run's folder, to start from; `SCRATCH` for none; published weights are looked for if None.
         overrides: `key=value`, which win over every choice.
 
     A folder without a split is split once, each class in the same share; which picture goes where is written beside the
     run and read again by the next call.
     """
     given = parse_overrides(overrides)
-    _check_model(model)
-    found = find_data(Path(data))
-    out = Path(given.get("out", f"runs/{_plain(Path(data).absolute().name)}-{_plain(model)}"))
-    seed = given.get("seed", 0)
-    values: dict = {"model": {"name": model}, "out": str(out), "schedule": {"epochs": epochs}}
-    values["data"] = found.settings | {"size": size}
-    rows = [("data", found.what, str(data))]
-    rows += _split(found, values["data"], out, seed)
-    pictures, classes = _count(values["data"], given)
-    rows.append(("pictures to train on", f"{pictures:,}", f"{classes} classes"))
-    device = _device(given.get("device", "auto"))
-    _choose_batch(values, rows, pictures, device, model, classes, size)
-    _choose_start(values, rows, model, init, pictures, epochs)
-    _choose_lessons(values, rows, pictures)
-    values["amp"] = _amp(device)
-    rows.append(("amp", values["amp"], f"the device is {device}"))
-    values["data"]["workers"] = _workers()
-    rows.append(("workers", str(values["data"]["workers"]), f"{os.cpu_count()} cores"))
-    return Choices(make_config(values, overrides, "the choices for --data"), rows)
+    model = _given(given, "model.name", model, "--model")
+    epochs = _given(given, "schedule.epochs", epochs, "--epochs") or EPOCHS
+    size = _given(given, "data.size", size, "--size")
+    found = find_data(data)
+    start = find_start(model, _given(given, "init", init, "--init"))
+    table = Table(given)
+    table.text("data", found.what, str(data))
+    name, args = _choose_model(model, start)
+    out = _choose_out(given, data, name)
+    net = {"name": name, "args": merge_values(args, given.get("model", {}).get("args", {}))}
+    values: dict = {"model": net, "out": str(out), "schedule": {"epochs": epochs}}
+    values["data"] = dict(found.settings)
+    split = _split(found, values["data"], out, _given(given, "seed") or 0, table)
+    pictures, classes = _count(values["data"], given, split)
+    table.text("training", f"{pictures:,} pictures", f"{classes} classes")
+    table.field("model.name", "model", "" if model else "of the weights" if start.card else "the default")
+    values["data"] |= _choose_images(table, size, start)
+    table.field("schedule.epochs", "epochs")
+    _choose_batch(values, table, pictures, classes)
+    _choose_rates(values, table, start, pictures)
+    _choose_lessons(values, table, pictures)
+    _choose_machine(values, table)
+    others = [text for text in overrides if not text.startswith("init=")]  # which may be a folder, or `scratch`
+    config = make_config(values, others, "the choices for --data")
+    if split is not None:
+        write_list(split, Path(config.data.args["file"]))
+    notes = [start.note] if start.note else []
+    return Choices(config, table.fill(config), notes)
 
 
-def _check_model(name: str) -> None:
-    if not timm.is_model(name.partition(".")[0]):
-        raise ValueError(f"--model {name}: neither ours nor timm's; `wbmm list` shows ours")
+class Table:
+    """The choices as rows, filled in from the configuration at the end: what the user gave has won by then."""
+
+    def __init__(self, given: dict) -> None:
+        self.given = _flat(given)
+        self.rows: list[tuple[str, str, str]] = []
+        self.keys: dict[int, str] = {}
+
+    def text(self, what: str, value: str, why: str = "") -> None:
+        """A row that says something."""
+        self.rows.append((what, value, why))
+
+    def field(self, key: str, what: str, why: str = "", unit: str = "") -> None:
+        """A row for a value of the configuration."""
+        self.keys[len(self.rows)] = key
+        self.rows.append((what, unit, why))
+
+    def fill(self, config: TrainConfig) -> list[tuple[str, str, str]]:
+        known, rows = _flat(to_dict(config)), []
+        for place, (what, value, why) in enumerate(self.rows):
+            key = self.keys.get(place)
+            if key is not None:
+                value, why = f"{_plain(known[key])} {value}".rstrip(), "as given" if key in self.given else why
+            rows.append((what, value, why))
+        shown = {"out", "init", *self.keys.values()}
+        others = [f"{key}={show(value)}" for key, value in self.given.items() if key not in shown]
+        if others:
+            rows.append(("also given", " ".join(others), ""))
+        return [*rows, ("folder of the run", config.out, "as given" if "out" in self.given else "")]
 
 
-def _plain(name: str) -> str:
-    return "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in name)
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _split(found: FoundData, settings: dict, out: Path, seed: int) -> list[tuple[str, str, str]]:
+def _flat(values: dict, prefix: str = "") -> dict:
+    flat = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _given(given: dict, key: str, option=None, name: str = ""):
+    """What an option or an override says; both is an error."""
+    override = _flat(given).get(key)
+    if option is not None and override is not None and option != override:
+        raise ValueError(f"{name} {option} and {key}={override}: give one of them")
+    return override if option is None else option
+
+
+def _choose_model(model: str | None, start: Start) -> tuple[str, dict]:
+    """The name without the tag of its weights, and the arguments that the weights were built with."""
+    if start.card is not None:
+        args = {key: value for key, value in start.card.args.items() if value is not None}
+        return start.card.model, args
+    check_name(model or MODEL)
+    return (model or MODEL).partition(".")[0], {}
+
+
+def _choose_images(table: Table, size: int | None, start: Start) -> dict:
+    """Size and colours: those of the weights, where they say."""
+    table.text("starts from", str(start.file or "scratch"), start.why)
+    if start.card is None:
+        table.field("data.size", "image size", "as given" if size else "the default", "px")
+        return {"size": size or SIZE}
+    card = start.card
+    table.field("data.size", "image size", "as given" if size else "what the weights were trained at", "px")
+    transform = {"mean": list(card.mean), "std": list(card.std), "interpolation": card.interpolation}
+    return {"size": size or card.input_size[-1], "in_chans": card.input_size[0], **transform}
+
+
+def _choose_out(given: dict, data: str | Path, model: str) -> Path:
+    """`runs/<data>-<model>`, with a number where a run is there already; a run that goes on keeps its folder."""
+    if "out" in given:
+        return Path(str(given["out"])).expanduser()
+    plain = "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in Path(data).absolute().name)
+    name = f"{plain.removesuffix('.csv')}-{model}"
+    folders = [Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 10_000)]
+    free = next(place for place, folder in enumerate(folders) if not (folder / METRICS_FILE).exists())
+    return folders[max(free - 1, 0)] if given.get("resume") == "auto" else folders[free]
+
+
+def _split(found: FoundData, settings: dict, out: Path, seed: int, table: Table) -> PictureList | None:
     """Where nothing says what is for validation, a list that does, made once."""
     if found.unsplit is None:
-        return []
+        return None
     file = (out / SPLIT_FILE).absolute()
-    again = file.is_file()
-    if not again:
-        write_list(split_by_class(found.unsplit, HELD_BACK, seed), file)
     settings["args"] = {"file": str(file)}
-    why = "made by an earlier call" if again else "of each class, drawn by seed and path"
-    return [("validation", f"{100 * HELD_BACK:g} %, listed in {file}", why)]
+    split, why = split_by_class(found.unsplit, HELD_BACK, seed), f"{100 * HELD_BACK:g} % of each class"
+    if file.is_file():
+        split, why = _same_pictures(file, found.unsplit), "split by an earlier run"
+    table.text("validation", f"{split.splits.count('val'):,} pictures", f"{why}: {file.name} in the run's folder")
+    return split
 
 
-def _count(settings: dict, given: dict) -> tuple[int, int]:
+def _same_pictures(file: Path, there: PictureList) -> PictureList:
+    """An earlier split, if it is of the same pictures."""
+    earlier = read_list(file)
+    old, new = set(zip(earlier.paths, earlier.labels, strict=True)), set(zip(there.paths, there.labels, strict=True))
+    if earlier.splits is None or old != new:
+        seen = some([path for path, _ in sorted(old ^ new)], 2)
+        raise ValueError(
+            f"{file} splits other pictures than there are now ({len(new - old)} are new, {len(old - new)} are gone: "
+            f"{seen}): give another out=FOLDER, or remove that file to split anew"
+        )
+    return earlier
+
+
+def _count(settings: dict, given: dict, split: PictureList | None) -> tuple[int, int]:
     """How many pictures to train on, of how many classes."""
-    data = given.get("data")
-    config = config_from_dict({"data": settings | (data if isinstance(data, dict) else {})})
+    if split is not None and not given.get("data"):
+        return split.splits.count("train"), len(split.class_names)
+    if split is not None:
+        write_list(split, Path(settings["args"]["file"]))
+    config = config_from_dict(merge_values({"data": settings}, {"data": given.get("data", {})}))
     source = open_source(config.data, train=True)
     return len(source), source.num_classes
+
+
+def _choose_batch(values: dict, table: Table, pictures: int, classes: int) -> None:
+    """The global batch by the data, what goes through the net at once by the memory."""
+    world = int(os.environ.get("WORLD_SIZE", 1))
+    total = table.given.get("global_batch") or _global_batch(pictures, world)
+    device = _device(table.given.get("device", "auto"))
+    images = values["data"] | {key: table.given[f"data.{key}"] for key in ("in_chans",) if f"data.{key}" in table.given}
+    need = _bytes_an_image(values["model"], classes, images.get("in_chans", 3), values["data"]["size"])
+    free = available_memory(device)
+    batch = max(total // world, 1)
+    while batch > 1 and (batch * need > 0.5 * free or (batch % 2 and batch != total // world)):
+        batch = next(size for size in range(batch - 1, 0, -1) if (total // world) % size == 0)
+    values |= {"global_batch": total, "batch": batch}
+    table.field("global_batch", "global batch", f"{max(pictures // total, 1):,} steps an epoch")
+    space = f"about {batch * need / 2**20:,.0f} MB of activations, {free / 2**20:,.0f} MB are free"
+    table.field("batch", "batch at once", space)
+
+
+def _global_batch(pictures: int, world: int) -> int:
+    """A power of two that leaves enough steps, a multiple of the processes, and no more than there are pictures."""
+    most = MOST_BATCH if pictures < LARGE else LARGE_BATCH
+    wanted = min(max(2 ** int(math.log2(max(pictures / STEPS_AN_EPOCH, 1))), LEAST_BATCH), most)
+    while wanted > pictures and wanted > 2:
+        wanted //= 2
+    return max(wanted - wanted % world, world)
 
 
 def _device(wanted: str) -> torch.device:
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted)
 
 
-def _choose_batch(values: dict, rows: list, pictures: int, device: torch.device, model: str, classes: int, size: int):
-    """The global batch by the data, what goes through the net at once by the memory."""
-    most = 128 if pictures < LARGE else 1024
-    world = int(os.environ.get("WORLD_SIZE", 1))
-    wanted = max(pictures // STEPS_AN_EPOCH, 4)
-    total = max(min(2 ** int(math.log2(wanted)), most), world)
-    total -= total % world
-    bytes_an_image = _bytes_an_image(model, classes, size)
-    free = available_memory(device)
-    batch = total // world
-    while batch > 1 and batch * bytes_an_image > 0.5 * free:
-        batch = _next_divisor(total // world, batch)
-    values |= {"global_batch": total, "batch": batch}
-    rows.append(("global_batch", str(total), f"about {max(pictures // total, 1)} steps an epoch"))
-    need, there = batch * bytes_an_image / 2**30, free / 2**30
-    rows.append(("batch", str(batch), f"{need:.1f} GB of activations, {there:.0f} GB are free"))
-
-
-def _next_divisor(total: int, below: int) -> int:
-    return next(size for size in range(below - 1, 0, -1) if total % size == 0)
-
-
-def _bytes_an_image(name: str, classes: int, size: int) -> int:
+def _bytes_an_image(model: dict, classes: int, channels: int, size: int) -> int:
     """What a training step keeps for the backward pass, from a forward pass of two images."""
-    model = timm.create_model(name.partition(".")[0], num_classes=classes).train()
+    net = create_model(model["name"], model["args"], 0.0, channels, classes).train()
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -165,66 +278,60 @@ def _bytes_an_image(name: str, classes: int, size: int) -> int:
         kept[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        loss = model(torch.zeros(2, 3, size, size)).sum()
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            loss = net(torch.zeros(2, channels, size, size)).sum()
+    except (AssertionError, RuntimeError) as error:
+        raise ValueError(f"{model['name']} takes no images of {size} px (--size): {error}") from None
+    weights = {parameter.untyped_storage().data_ptr() for parameter in net.parameters()}
     del loss
     return max(sum(count for place, count in kept.items() if place not in weights) // 2, 1)
 
 
-def _choose_start(values: dict, rows: list, model: str, init: str | None, pictures: int, epochs: int) -> None:
-    """Fine-tuning from a file or from published weights; from scratch where there are neither."""
-    why = "as given by --init"
-    if init is None:
-        try:
-            found = published_weights(model)
-        except CheckpointError as error:
-            found, why = None, str(error)
-        else:
-            nothing = f"no weights are published for {model}; --init FILE starts from others"
-            why = "published for this model" if found else nothing
-        init = str(found) if found else None
-    steps = epochs * pictures // values["global_batch"]
-    if init:
-        values["init"] = init
-        values["optim"] = {"lr": 2.5e-4, "lr_batch": 64, "layer_decay": 0.8}
+def _choose_rates(values: dict, table: Table, start: Start, pictures: int) -> None:
+    """Learning rate, warm-up and what else depends on where the weights come from."""
+    total, epochs = values["global_batch"], values["schedule"]["epochs"]
+    steps = epochs * max(pictures // total, 1)
+    if start.file:
+        values["init"] = str(start.file)
+        values["optim"] = {"lr": _rate(FINE_TUNING_LR, total), "lr_batch": total, "layer_decay": 0.8}
         values["schedule"]["warmup_epochs"] = min(1.0, epochs / 10)
-        rows.append(("starts from", init, why))
+        table.field("optim.lr", "learning rate", "for fine-tuning; 0.8 times as much for each layer further down")
     else:
-        values["optim"] = {"lr": 1e-3, "lr_batch": 64}
+        values["optim"] = {"lr": _rate(SCRATCH_LR, total), "lr_batch": total}
         values["schedule"]["warmup_epochs"] = epochs / 10
-        ours = model.partition(".")[0]
-        if steps < FEW_STEPS and _is_ours(ours):
-            values["model"]["args"] = {"ls_init_value": 0.1}
-            rows.append(("layer scale", "0.1", f"{steps:,} steps are few for the family's 1e-6"))
-        rows.append(("starts from", "scratch", why))
-    rows.append(("learning rate", f"{values['optim']['lr']:g} for a batch of 64", "scaled with the global batch"))
+        table.field("optim.lr", "learning rate", "for a start from scratch, with this global batch")
+        if steps < FEW_STEPS and _is_ours(values["model"]):
+            values["model"]["args"] |= {"ls_init_value": 0.1}
+            table.text("layer scale", "0.1", f"{steps:,} steps are few for the family's 1e-6")
+    values["log"] = {"every": min(max(steps // POINTS, 1), 50)}
 
 
-def _is_ours(name: str) -> bool:
+def _rate(lr: float, batch: int) -> float:
+    return float(f"{lr * math.sqrt(batch / 64):.2g}")
+
+
+def _is_ours(model: dict) -> bool:
     with torch.device("meta"):
-        net: nn.Module = timm.create_model(name, num_classes=2)
-    return isinstance(net, WBMM)
+        return isinstance(create_model(model["name"], model["args"], 0.0, 3, 2), WBMM)
 
 
-def _choose_lessons(values: dict, rows: list, pictures: int) -> None:
+def _choose_lessons(values: dict, table: Table, pictures: int) -> None:
     kind = "small" if pictures < SMALL else "medium" if pictures < LARGE else "large"
-    augment, mix = LESSONS[kind]
+    augment, mix, words = LESSONS[kind]
     values |= {"augment": dict(augment), "mix": dict(mix)}
-    text = {
-        "small": "crops, flips, a little colour",
-        "medium": "crops, flips, a little colour, CutMix and Mixup for every second batch",
-        "large": "RandAugment, random erasing, Mixup and CutMix, as in the paper",
-    }
-    rows.append(("augmentation", text[kind], f"a {kind} set"))
+    if values["batch"] % 2:  # mixing pairs the images of a batch
+        values["mix"] |= {"mixup": 0.0, "cutmix": 0.0}
+        words = words.partition(";")[0]
+    table.text("augmentation", words, f"a {kind} set")
 
 
-def _amp(device: torch.device) -> str:
-    if device.type != "cuda":
-        return "none"
-    return "bf16" if torch.cuda.is_bf16_supported() else "fp16"
-
-
-def _workers() -> int:
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    return max(1, min(8, (os.cpu_count() or 1) // processes - 1))
+def _choose_machine(values: dict, table: Table) -> None:
+    """Arithmetic and processes, by what there is."""
+    device = _device(table.given.get("device", "auto"))
+    bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    values["amp"] = "none" if device.type != "cuda" else "bf16" if bf16 else "fp16"
+    table.field("amp", "mixed precision", f"the device is {device}")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    values["data"]["workers"] = max(1, min(8, cores // int(os.environ.get("LOCAL_WORLD_SIZE", 1)) - 1))
+    table.field("data.workers", "workers", f"{cores} cores")

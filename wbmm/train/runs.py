@@ -8,11 +8,11 @@ from statistics import median
 
 import yaml
 
-from wbmm.extras import need
-from wbmm.io.atomic import replacing, write_text
+from wbmm.io.atomic import write_text
 from wbmm.text import render_table
-from wbmm.train.log import duration
+from wbmm.train.console import duration
 
+from .curves import draw_curves
 from .guard import read_marker
 from .log import METRICS_FILE, STATUS_FILE, read_metrics, working_seconds
 
@@ -21,7 +21,6 @@ __all__ = [
     "RunFacts",
     "add_arguments",
     "compare_runs",
-    "draw_curves",
     "find_runs",
     "run",
     "write_summary",
@@ -163,8 +162,9 @@ def _differing(configs: list[dict]) -> list[str]:
 def write_summary(run_dir: str | Path) -> Path:
     """Writes summary.md and, with matplotlib, curves.png into the run's folder; returns the path of the summary."""
     run = RunFacts(run_dir)
+    best = (run.best["epoch"], top1_of(run.best)) if run.best else None
     try:
-        draw_curves(run, run.folder / "curves.png")
+        draw_curves(run.train, run.eval, best, run.folder.name, run.folder / "curves.png")
         picture = "![curves](curves.png)"
     except ImportError as error:
         picture = f"No curves: {error}"
@@ -209,56 +209,3 @@ def _eval_table(records: list[dict], most: int = 30) -> str:
         values = " | ".join(f"{record[name]:.4g}" if name in record else "" for name in names)
         lines.append(f"| {record['epoch']:g} | {record['step']} | {values} |")
     return "\n".join(lines)
-
-
-def draw_curves(run: RunFacts, path: Path) -> None:
-    """Loss, accuracy, and learning rate against epochs."""
-    need("matplotlib", "the picture of the curves")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(13, 4), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    loss, accuracy, rate = figure.subplots(1, 3)
-    _plot(loss, run.train, "loss", "training")
-    for name in _names(run.eval, "loss"):
-        _plot(loss, run.eval, name, _label(name, "loss"), marker="o")
-    for name in _names(run.eval, "top1"):
-        _plot(accuracy, run.eval, name, _label(name, "top1"), marker="o")
-    _plot(rate, run.train, "lr", "learning rate")
-    _titles(run, loss, accuracy, rate)
-    with replacing(path) as temporary:
-        figure.savefig(temporary, format="png")
-
-
-def _plot(axis, records: list[dict], name: str, label: str, **style) -> None:
-    chosen = [record for record in records if name in record and math.isfinite(record[name])]
-    if chosen:
-        style = {"markersize": 3, "linewidth": 1.4, **style}
-        axis.plot([r["epoch"] for r in chosen], [r[name] for r in chosen], label=label, **style)
-
-
-def _titles(run: RunFacts, loss, accuracy, rate) -> None:
-    loss.set_title(f"{run.folder.name}: loss")
-    accuracy.set_title("top-1 accuracy, %")
-    rate.set_title("learning rate")
-    if run.best:
-        epoch, value = run.best["epoch"], top1_of(run.best)
-        accuracy.axhline(value, color="grey", linewidth=0.8, linestyle="--")
-        accuracy.text(0.98, 0.04, f"best {value:.2f} % at epoch {epoch:g}", transform=accuracy.transAxes, ha="right")
-    for axis in (loss, accuracy, rate):
-        axis.set_xlabel("epoch")
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-        if len(axis.get_legend_handles_labels()[0]) > 1:
-            axis.legend(frameon=False, loc="upper right" if axis is loss else "center right")
-    rate.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
-
-
-def _names(records: list[dict], ending: str) -> list[str]:
-    return [name for name in (records[-1] if records else {}) if name.endswith(ending)]
-
-
-def _label(name: str, ending: str) -> str:
-    prefix = name[: -len(ending)].strip("_/ ")
-    return f"validation, {prefix}" if prefix else "validation"

@@ -22,6 +22,7 @@ def validate(
     channels_last: bool = True,
     stop: Callable[[], bool] = lambda: False,
     exact: bool = True,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, float] | None:
     """Top-1 and top-5 accuracy (per cent) and mean cross-entropy over the whole validation set.
 
@@ -29,6 +30,7 @@ def validate(
         model: The bare model, not a DDP wrapper: the processes may have different numbers of batches.
         loader: Yields this process's disjoint share as `(images, targets)`; `size` is that of the whole set.
         stop: Asked before each batch; when true on any process the evaluation is abandoned.
+        progress: Told after each batch how many images of how many are done, about: this process's times all.
         exact: Raise if the images counted are not the whole set (off where damaged images are skipped).
 
     Returns:
@@ -48,6 +50,7 @@ def validate(
             logits = model(images)
         logits = logits.float()
         counted += len(targets)
+        progress(min(counted * world.size, loader.size), loader.size)
         right = right + is_right(logits, targets).sum()
         right5 = right5 + is_right(logits, targets, k=5).sum()
         loss += F.cross_entropy(logits, targets, reduction="sum").double()

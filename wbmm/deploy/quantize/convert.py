@@ -138,7 +138,8 @@ def float_file(
         fused.card = card
         save_model(fused, path)
     else:
-        export_model(net, path, card, dynamic_batch=dynamic_batch)
+        with progress_bar(None, f"exporting {source.name} to {format}"):
+            export_model(net, path, card, dynamic_batch=dynamic_batch)
     return path, open_runner(path).card
 
 
@@ -181,7 +182,7 @@ def convert_precision(
         with progress_bar(None, f"INT8 files tried in {backend.runtime}") as advance:
             attempt = try_layers(backend, calibration.images, calibration.others, reference, advance)
             choice = choose_layers(layers, attempt, target, kept, look)
-    with atomic_model_path(output, force) as temporary:
+    with atomic_model_path(output, force) as temporary, progress_bar(None, f"writing and checking {output.name}"):
         write_converted(backend, precision, temporary, calibration.images, choice.keep if choice else set())
         card = _verify(temporary, calibration.others, reference)
     return Converted(output, card, layers, choice)

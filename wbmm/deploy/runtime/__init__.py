@@ -10,7 +10,8 @@ import torch.nn as nn
 from torch import Tensor
 
 from wbmm.io.card import ModelCard, card_of, check_model_name, form_of
-from wbmm.io.files import SUFFIXES, load_model
+from wbmm.io.files import SUFFIXES, load_model, run_checkpoint
+from wbmm.models.hub import local_weights
 from wbmm.models.state import CheckpointError
 from wbmm.text import first_line
 
@@ -38,13 +39,15 @@ def open_runner(source: str | Path, device: str = "cpu", model: str | None = Non
     """A model that is ready to run, from any file or name.
 
     Args:
-        source: an .onnx, .xml (OpenVINO) or .pt2 (torch.export) file of `wbmm export`, a checkpoint, or the name of a
-            model with pretrained weights.
+        source: an .onnx, .xml (OpenVINO) or .pt2 (torch.export) file of `wbmm export`, a checkpoint, the folder of a
+            training run, or the name of a model with pretrained weights.
         device: `cpu`, `cuda` or, for another GPU than the first, `cuda:1`. OpenVINO files run on the CPU alone.
         model: the model's name, where a checkpoint does not tell.
         ema: a checkpoint's moving average, where it has one.
     """
     path = Path(source)
+    if path.is_dir() and not timm.is_model(str(source)):
+        path = run_checkpoint(path)
     if path.suffix in EXPORTED:
         runner = _open_exported(path, device)
         check_model_name(runner.card, model)
@@ -87,7 +90,12 @@ def torch_runner(model: nn.Module, card: ModelCard | None = None, device: str = 
 
 
 def pretrained(name: str) -> nn.Module:
-    """A model of timm's with its pretrained weights, or an error that says why they cannot be had."""
+    """A model of timm's with its pretrained weights, or an error that says why they cannot be had.
+
+    Weights that come with the project need no network; their file also has the names of the classes.
+    """
+    if "." in name and (local := local_weights(name)) is not None:
+        return load_model(local)
     try:
         return timm.create_model(name, pretrained=True)
     except Exception as error:  # no weights known, no network, a hub's own errors

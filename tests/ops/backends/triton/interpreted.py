@@ -14,6 +14,8 @@ import torch.nn as nn
 from tests.helpers import randomize
 from wbmm.layers import FeedForward, FusedFeedForward, HierarchicalWBMM2d, WBMM2d
 from wbmm.ops import dispatch, reference, use_backend
+from wbmm.ops.backends import Call
+from wbmm.ops.backends.triton import Triton, trial
 from wbmm.ops.backends.triton import windowed as kernels
 from wbmm.ops.tables import num_offsets, scales_of
 
@@ -211,16 +213,27 @@ def outcome(layer, x, gate, scale, shortcut, backend):
 class TestResidual:
     """Batch norm, layer scale, drop path and shortcut in one pass."""
 
-    def arguments(self, size=(9, 9), batch=4):
-        x, shortcut = a_map(batch, 12, size, True), a_map(batch, 12, size, True)
-        return x, torch.rand(batch, 12), torch.rand(12) + 0.5, shortcut
+    def arguments(self, size=(9, 9), channels=12, last=True):
+        x, shortcut = a_map(4, channels, size, last), a_map(4, channels, size, last)
+        return x, torch.rand(4, channels), torch.rand(channels) + 0.5, shortcut
 
     @pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
-    @pytest.mark.parametrize("size", [(9, 9), (2, 3), (8, 8)])
-    @pytest.mark.parametrize("affine", [True, False])
-    def test_output_gradients_and_statistics(self, training, size, affine, monkeypatch):
-        layer, arguments = randomize(FeedForward(12, 3, drop_path=0.5)), self.arguments(size)
-        layer.norm = randomize(nn.BatchNorm2d(12, affine=affine))
+    @pytest.mark.parametrize(
+        ("size", "channels", "last", "norm"),
+        [
+            ((9, 9), 12, True, {}),  # two blocks of positions
+            ((5, 13), 70, True, {}),  # and two of channels, neither whole
+            ((9, 9), 12, False, {}),
+            ((2, 3), 12, True, {"affine": False}),  # less than a block
+            ((8, 8), 12, True, {"momentum": 0.3, "eps": 1e-3}),  # exactly one
+            ((2, 3), 12, False, {"momentum": None}),  # the average over all batches
+            ((3, 3), 12, True, {"track_running_stats": False}),
+        ],
+        ids=str,
+    )
+    def test_output_gradients_and_statistics(self, training, size, channels, last, norm, monkeypatch):
+        layer, arguments = randomize(FeedForward(channels, 3, drop_path=0.5)), self.arguments(size, channels, last)
+        layer.norm = randomize(nn.BatchNorm2d(channels, **norm))
         layer.train(training)
         # The samples that are dropped depend on the type in which they are drawn.
         factor = torch.tensor([2.0, 0, 2, 0])[:, None, None, None] if training else 1
@@ -232,6 +245,17 @@ class TestResidual:
         double = [tensor.double() for tensor in arguments]
         # The gradient of GRN's beta is zero before a batch norm: of it the reference, too, has 1.3e-5 of rounding.
         compare(got, outcome(layer, *double, "reference"), 3e-5, least=10)
+
+    def test_only_what_is_wanted_has_a_gradient(self):
+        """With the layer scale alone to be learned, as in a frozen model, nothing else is computed."""
+        layer, (x, gate, scale, shortcut) = randomize(FeedForward(12, 3)).requires_grad_(False), self.arguments()
+        found = []
+        for backend in ("triton", "reference"):
+            leaf = scale.clone().requires_grad_()
+            with use_backend(backend):
+                out = copy.deepcopy(layer).eval()(x, gate, leaf, shortcut)
+            found.append(torch.autograd.grad(out.sin().sum(), leaf)[0])
+        torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
 
     def test_a_mean_far_from_zero(self):
         from wbmm.ops.backends.triton.residual import batch_statistics
@@ -402,6 +426,71 @@ class TestFeedForward:
                 return torch.autograd.grad(sum(grad.square().sum() for grad in first), inputs)
 
         compare(penalty("triton"), penalty("reference"), 1e-4)
+
+
+class TestTrial:
+    """What happens at the first call of each kind on a GPU; here the interpreter stands for it."""
+
+    @pytest.fixture(autouse=True)
+    def _as_on_a_gpu(self, monkeypatch):
+        monkeypatch.setattr(trial, "DEVICES", ("cpu",))
+        monkeypatch.setattr(trial, "_found", {})
+        monkeypatch.setattr(Triton, "better_elsewhere", lambda *_: None)
+
+    def windowed(self, grad=True):
+        x, tables = a_map(1, 5, (4, 4), True), tables_for((4, 4), 2, 5)
+        return dispatch.windowed(x.requires_grad_(grad), tables, (4, 4))
+
+    def chosen(self, **arguments):
+        seen = []
+        with dispatch.watch(lambda *choice: seen.append(choice[1:])):
+            self.windowed(**arguments)
+        return seen[0]
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+    @pytest.mark.parametrize("grad", [True, False])
+    def test_right_kernels(self, dtype, grad, caplog):
+        table, local = tables_for((4, 4), 2, 5)
+        weights = {"windowed": (table, local), "gated_ffn": (torch.zeros(20, 5, dtype=dtype),)}
+        for operator, given in weights.items():
+            x = a_map(1, 5, (4, 4), True, dtype)
+            window = ((4, 4), 2) if operator == "windowed" else ()
+            before = torch.get_rng_state()
+            assert Triton().can_run(Call(operator, x, given, grad, *window)) is None
+            assert torch.equal(before, torch.get_rng_state())
+        assert len(trial._found) == 2
+        assert not caplog.records
+
+    def test_wrong_kernels_are_left_out_with_one_warning(self, monkeypatch, caplog):
+        monkeypatch.setattr(kernels, "product", lambda x, *_: x.clone())
+        for _ in range(3):
+            name, reasons = self.chosen()
+            assert name != "triton"
+            assert "its result on cpu is off by" in reasons["triton"]
+        assert len(caplog.records) == 1
+        assert "backend triton does not compute windowed in float32: its result on cpu" in caplog.text
+        with use_backend("triton"), pytest.raises(ValueError, match="'triton' cannot compute windowed: its result on"):
+            self.windowed()
+
+    def test_a_wrong_gradient_leaves_inference_to_the_kernels(self, monkeypatch):
+        right = kernels.table_gradient
+        monkeypatch.setattr(kernels, "table_gradient", lambda *args: right(*args) * 1.5)
+        assert self.chosen(grad=True)[0] != "triton"
+        assert self.chosen(grad=False)[0] == "triton"
+
+    def test_not_a_number(self, monkeypatch):
+        monkeypatch.setattr(kernels, "product", lambda x, *_: x * float("nan"))
+        assert "is off by nan" in self.chosen()[1]["triton"]
+
+    def test_kernels_that_cannot_be_compiled(self, monkeypatch, caplog):
+        def fail(*_):
+            raise RuntimeError("Failed to find C compiler.\nPlease specify via CC environment variable.")
+
+        monkeypatch.setattr(kernels, "product", fail)
+        name, reasons = self.chosen()
+        assert name != "triton"
+        assert reasons["triton"] == "its kernels failed on cpu: RuntimeError, Failed to find C compiler."
+        assert len(caplog.records) == 1
 
 
 class TestTheDoor:

@@ -20,7 +20,7 @@ def run(part: str, marked: str) -> None:
     assert " passed" in done.stdout
 
 
-@pytest.mark.parametrize("part", ["TestWindowed", "TestFeedForward", "TestResidual", "TestTheDoor"])
+@pytest.mark.parametrize("part", ["TestWindowed", "TestFeedForward", "TestResidual", "TestTrial", "TestTheDoor"])
 def test_against_the_reference(part):
     run(part, "not heavy")
 

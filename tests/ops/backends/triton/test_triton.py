@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from wbmm.ops import dispatch, use_backend
 from wbmm.ops.backends import Call
 from wbmm.ops.backends import triton as backend
-from wbmm.ops.backends.triton import Triton
+from wbmm.ops.backends.triton import Triton, trial
 from wbmm.ops.tables import num_offsets
 
 WINDOW = (7, 7)
@@ -23,10 +23,10 @@ def test_the_kernels_are_imported_where_they_run():
     code = (
         "import sys, torch, wbmm\n"
         "wbmm.WBMM2d(3, 7)(torch.zeros(1, 3, 8, 8))\n"
-        "print([name for name in sys.modules if name.startswith('wbmm.ops.backends.triton')])"
+        "print([name for name in sys.modules if name.startswith('wbmm.ops.backends.triton.')])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.strip() == "['wbmm.ops.backends.triton']"
+    assert run.stdout.strip() == "['wbmm.ops.backends.triton.trial']"
 
 
 def test_the_check_for_a_gpu_needs_one(tmp_path):
@@ -79,6 +79,8 @@ class TestReasons:
             ({"table": torch.zeros(8, 49, 49)}, "holds the matrix itself"),
             ({"window": (57, 7)}, "at most 56 positions a side, and this one is 57x7"),
             ({"x": torch.zeros(1, 1, 1, 1).expand(128, 8, 1500, 1500)}, "in 32 bits"),
+            ({"x": torch.zeros(1, 1, 1, 1).expand(65536, 8, 1, 1), "operator": "gated_ffn"}, "65535 samples"),
+            ({"x": torch.zeros(1, 1, 1, 1).expand(1, 8, 2048, 2048), "operator": "gated_ffn"}, "has 4194304"),
         ],
     )
     def test_calls(self, change, words, interpreter):
@@ -97,8 +99,9 @@ class TestReasons:
             backend._gpu_obstacle.cache_clear()
 
     def test_first_on_a_gpu(self, monkeypatch):
-        """A fake map is enough for the answers."""
+        """A fake map is enough for the answers. The kernels cannot be tried on it."""
         monkeypatch.setattr(backend, "_gpu_obstacle", lambda device: None)
+        monkeypatch.setattr(trial, "DEVICES", ())
         with FakeTensorMode():
             x = torch.empty(2, 8, 9, 10, device="cuda")
             assert dispatch.choose(call(x)).name == "triton"

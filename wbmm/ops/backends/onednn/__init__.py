@@ -17,12 +17,11 @@ from wbmm.ops.backends.onednn.windowed import (
     windowed_convolution,
     windowed_training,
 )
-from wbmm.ops.kept import Kept
 from wbmm.ops.tables import Window, scales_of
 from wbmm.ops.windows import crop, pad_to_windows
 
 from .ffn import ffn_inference
-from .linear import has_onednn, missing_call, pack_weight, takes_onednn
+from .linear import computes, missing_call, pack_weight, takes_onednn
 
 __all__ = ["OneDNN"]
 
@@ -63,8 +62,8 @@ class OneDNN(Backend):
 
     @staticmethod
     def _conv2d_obstacle(call: Call) -> str | None:
-        if call.x.dtype is not torch.float32 or not has_onednn():
-            return f"it packs float32 on x86, not {call.x.dtype}"
+        if not computes(call.x.dtype):
+            return f"it packs float32, and bfloat16 where the processor computes it, on x86: not {call.x.dtype} here"
         return None
 
     def better_elsewhere(self, call: Call) -> str | None:
@@ -72,11 +71,11 @@ class OneDNN(Backend):
             return "in training PyTorch's convolution is oneDNN's as well" if call.grad else None
         if call.operator != "windowed":
             return None
-        convolves = call.x.dtype is torch.float32 and has_onednn()
+        convolves = computes(call.x.dtype)
         small = not all(map(is_convolvable, scales_of(call.tables, call.window)))
         if not call.grad:
             if not convolves:
-                return f"oneDNN convolves float32 on x86, not {call.x.dtype}: a product is faster"
+                return f"oneDNN does not convolve {call.x.dtype} here: a product is faster"
             return "windows below 7x7 are faster as products" if small else None
         if (small or not convolves or call.tables > 1) and call.matrix_bytes() > LARGE_MATRIX:
             return "it would need the whole matrix, which is large"
@@ -118,27 +117,25 @@ class OneDNN(Backend):
                 weights = {"weight": norm.weight * scale, "bias": norm.bias * scale}
                 return reference.finish(torch.func.functional_call(norm, weights, (out,)), None, shortcut, drop_path)
             return reference.finish(out if norm is None else norm(out), scale, shortcut, drop_path)
-        w1, w2, b2 = self._weights(fc1.weight, fc2, beta, x.shape[2] * x.shape[3], kept)
         inside = shortcut if norm is None and scale is None and drop_path is None else None
-        out = ffn_inference(x, gate, inside, w1, fc1.bias, gamma.flatten(), w2, b2, eps)
+        out = self.ffn(x, gate, inside, fc1.weight, fc1.bias, grn, fc2.weight, fc2.bias, kept)
         if inside is not None:
             return out
         return reference.finish(out if norm is None else norm(out), scale, shortcut, drop_path)
 
-    @staticmethod
-    def _weights(
-        w1: Tensor, fc2: nn.Linear, beta: Tensor | None, rows: int, kept: Kept | None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The weights of both linears, packed where oneDNN reads them, and the bias of the second with GRN's beta."""
-        w2, pack = fc2.weight, kept is not None and takes_onednn(w1)
+    def ffn(self, x, gate, shortcut, w1, b1, grn, w2, b2, kept) -> Tensor:
+        """Both linears with what stands between them, without gradients; `grn` is its gamma, its beta and its eps."""
+        gamma, beta, eps = grn
+        pack, rows = kept is not None and takes_onednn(w1), x.shape[2] * x.shape[3]
 
         def build() -> tuple[Tensor, Tensor, Tensor | None]:
-            bias = None if beta is None else F.linear(beta.flatten(), w2, fc2.bias)
+            bias = None if beta is None else F.linear(beta.flatten(), w2, b2)
             return *(pack_weight(weight, rows) if pack else weight for weight in (w1, w2)), bias
 
-        watched = [weight for weight in (w1, w2, beta, fc2.bias) if weight is not None]
+        watched = [weight for weight in (w1, w2, beta, b2) if weight is not None]
         first, second, bias = build() if kept is None else kept.get("linears", watched, build, sampled=True)
-        return first, second, fc2.bias if beta is None else bias
+        bias = b2 if beta is None else bias  # with GRN's beta
+        return ffn_inference(x, gate, shortcut, first, b1, gamma.flatten(), second, bias, eps)
 
     def conv2d(self, x, weight, bias, stride, padding, dilation, groups, grad, kept) -> Tensor:
         if grad or kept is None:

@@ -54,10 +54,12 @@ def _apply_response_norm(blocks: Sequence[Tensor], gamma: Tensor, eps: float) ->
 
 
 def _sum_of_squares(rows: Tensor) -> Tensor:
-    """Over positions: `[n, rows, C]` to `[n, 1, C]`, in float32 at least; see `reference.response_norm`."""
-    if rows.element_size() < 4:
-        return torch.linalg.vector_norm(rows, dim=1, keepdim=True, dtype=torch.float32).square_()
-    return rows.square().sum(1, keepdim=True)
+    """Over positions: `[n, rows, C]` to `[n, 1, C]`, in float32 at least.
+
+    Half-precision rows are converted first: several times faster than `vector_norm`, and no square is rounded.
+    """
+    squares = rows.float().square_() if rows.element_size() < 4 else rows.square()
+    return squares.sum(1, keepdim=True)
 
 
 def _samples(x: Tensor) -> Tensor:

@@ -16,7 +16,16 @@ from torch import Tensor
 
 from wbmm.ops.obstacles import obstacle
 
-__all__ = ["has_onednn", "linear", "linear_add", "linear_gelu", "missing_call", "pack_weight", "takes_onednn"]
+__all__ = [
+    "computes",
+    "has_onednn",
+    "linear",
+    "linear_add",
+    "linear_gelu",
+    "missing_call",
+    "pack_weight",
+    "takes_onednn",
+]
 
 _X86 = platform.machine() in ("x86_64", "AMD64")
 # PyTorch's own, for its compiler; no other release need have them.
@@ -34,18 +43,29 @@ def has_onednn() -> bool:
     return _X86 and torch.backends.mkldnn.enabled and torch._C._has_mkldnn and missing_call() is None
 
 
+@cache
+def has_bfloat16() -> bool:
+    """Whether this processor multiplies bfloat16 itself; emulated, it is slower than float32."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and torch.cpu._is_avx512_bf16_supported()
+
+
+def computes(dtype: torch.dtype) -> bool:
+    """Whether oneDNN computes in a type here: float32 on x86, bfloat16 where the processor has instructions for it."""
+    return has_onednn() and (dtype is torch.float32 or (dtype is torch.bfloat16 and has_bfloat16()))
+
+
 def takes_onednn(*tensors: Tensor) -> bool:
-    """Whether oneDNN multiplies these: float32 on an x86 CPU, in eager execution.
+    """Whether oneDNN multiplies these: float32 or bfloat16 on an x86 CPU, in eager execution.
 
     Dispatch modes, such as PyTorch's counter of operations, do not know its operators and see the canonical ones. So
     do autocast, which would compute in bfloat16, transforms of `torch.func` and forward-mode differentiation. A
     backward pass may run under any of them although its forward pass did not.
     """
     return (
-        has_onednn()
+        computes(tensors[0].dtype)
         and obstacle(*tensors) is None
         and not torch.is_autocast_enabled("cpu")
-        and all(tensor.device.type == "cpu" and tensor.dtype == torch.float32 for tensor in tensors)
+        and all(tensor.device.type == "cpu" and tensor.dtype is tensors[0].dtype for tensor in tensors)
     )
 
 

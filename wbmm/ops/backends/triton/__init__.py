@@ -16,12 +16,15 @@ from wbmm.ops.obstacles import changed_module
 from wbmm.ops.tables import Window
 from wbmm.ops.windows import crop, pad_to_windows
 
+from .trial import first_use
+
 __all__ = ["Triton"]
 
 LEAST_CAPABILITY = (8, 0)  # of the GPU: TF32 and bfloat16
 LARGEST_SIDE = 56  # of a window; the kernels are compiled up to here in the tests
 MOST_ELEMENTS = 2**31  # offsets are 32-bit numbers
-MOST_SAMPLES = 65535  # what CUDA has in the third direction of a grid
+MOST_PROGRAMS = 65535  # what CUDA has in the second and the third direction of a grid
+BLOCK = 64  # positions that one program of the feed-forward part has
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -76,7 +79,8 @@ class Triton(Backend):
                 return f"it computes in float32, float16 and bfloat16, not in {tensor.dtype}"
             if tensor.device != device:
                 return f"the map is on {device}, a weight on {tensor.device}"
-        return getattr(self, f"_{call.operator}_obstacle")(call)
+        why = getattr(self, f"_{call.operator}_obstacle")(call)
+        return first_use(call) if why is None else why
 
     @staticmethod
     def _windowed_obstacle(call: Call) -> str | None:
@@ -95,8 +99,11 @@ class Triton(Backend):
         x, weight = call.x, call.weights[0]
         if reference.autocast_type(x.device) is None and weight.dtype is not x.dtype:
             return f"the map is {x.dtype}, a weight {weight.dtype}"
-        if x.shape[0] > MOST_SAMPLES:
-            return f"it takes at most {MOST_SAMPLES} samples, and there are {x.shape[0]}"
+        if x.shape[0] > MOST_PROGRAMS:
+            return f"it takes at most {MOST_PROGRAMS} samples, and there are {x.shape[0]}"
+        positions = x.shape[2] * x.shape[3]
+        if positions > MOST_PROGRAMS * BLOCK:
+            return f"its maps have at most {MOST_PROGRAMS * BLOCK} positions, and this one has {positions}"
         return None
 
     def better_elsewhere(self, call: Call) -> str | None:

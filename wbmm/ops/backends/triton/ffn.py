@@ -23,13 +23,13 @@ from torch import Tensor
 from wbmm.ops import reference
 from wbmm.ops.reference import LEAST_SQUARE
 
-from . import no_autocast
+from . import BLOCK, no_autocast
 from .launch import launch
 
 __all__ = ["META", "block", "ffn", "grid_of"]
 
 # BP positions and BF channels a program. Not tuned: the sums depend on the first.
-META = {"BP": 64, "BF": 64, "num_warps": 4}
+META = {"BP": BLOCK, "BF": 64, "num_warps": 4}
 
 
 @triton.jit

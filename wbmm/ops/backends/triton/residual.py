@@ -223,7 +223,7 @@ def _gradients(saved, wanted, of_batch: bool, grad: Tensor) -> tuple[Tensor | No
     """Of y, weight, bias and scale."""
     y, weight, bias, scale, keep, mean, rstd = saved
     sums = products = None
-    if any(wanted[1:4]) or of_batch:
+    if any(wanted[1:4]) or (wanted[0] and of_batch):
         sums, products = _sums(grad, y, mean, rstd, keep)
     dweight = _product(products, scale).to(weight.dtype) if wanted[1] else None
     dbias = _product(sums, scale).to(bias.dtype) if wanted[2] else None
@@ -231,8 +231,10 @@ def _gradients(saved, wanted, of_batch: bool, grad: Tensor) -> tuple[Tensor | No
     if wanted[3]:
         dscale = _product(products, weight)
         dscale = (dscale if bias is None else dscale + sums * bias.float()).to(scale.dtype)
-    dy = _input_gradient(grad, y, mean, rstd, _product(rstd, weight, scale), keep, sums, products, of_batch)
-    return dy if wanted[0] else None, dweight, dbias, dscale
+    dy = None
+    if wanted[0]:
+        dy = _input_gradient(grad, y, mean, rstd, _product(rstd, weight, scale), keep, sums, products, of_batch)
+    return dy, dweight, dbias, dscale
 
 
 def _sums(grad, y, mean, rstd, keep) -> tuple[Tensor, Tensor]:

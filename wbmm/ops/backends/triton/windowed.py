@@ -307,6 +307,19 @@ def table_product(
     Returns:
         `[B, C, H, W]`, in the type and memory format of `x`.
     """
+    return product(x, table, local_table, bias, window, shortcuts)
+
+
+def product(
+    x: Tensor,
+    table: Tensor,
+    local_table: Tensor | None,
+    bias: Tensor | None,
+    window: list[int],
+    shortcuts: int,
+    config: triton.Config | None = None,
+) -> Tensor:
+    """`table_product`, without gradients; in one of `PRODUCT_CONFIGS`, or in that which the tuner finds."""
     wh, ww = window
     x, table = _dense(x), table.contiguous()
     local = table if local_table is None else local_table.contiguous()
@@ -317,12 +330,12 @@ def table_product(
         blocks = triton.cdiv(geometry[1], meta["BC"]) * triton.cdiv(wh * ww, meta["BJ"])
         return (blocks * triton.cdiv(geometry[0], meta["BN"]),)
 
-    product = {"WH": wh, "WW": ww, "SHORTCUTS": shortcuts, "LOCAL": local_table is not None, "BIAS": bias is not None}
-    meta = PRODUCT_CONFIGS[0].kwargs if INTERPRETED else {}
-    arguments = x, table, local, table if bias is None else bias, y, *geometry
+    config = PRODUCT_CONFIGS[0] if config is None and INTERPRETED else config
+    kernel, meta = (tuned_product, {}) if config is None else (product_kernel, config.all_kwargs())
+    meta = {**meta, "WH": wh, "WW": ww, "LOCAL": local_table is not None, "BIAS": bias is not None, "BI": STEP}
     macs = geometry[0] * geometry[1] * (wh * ww) ** 2
-    options = {"writes": (y,), "macs": macs, "wrapped": True, "BI": STEP, **product, **dot_options(x), **meta}
-    launch(tuned_product, grid, *arguments, **options)
+    options = {"writes": (y,), "macs": macs, "wrapped": config is None, "SHORTCUTS": shortcuts, **dot_options(x)}
+    launch(kernel, grid, x, table, local, table if bias is None else bias, y, *geometry, **options, **meta)
     return y
 
 
