@@ -85,6 +85,13 @@ def test_a_dry_run_measures_nothing(counted, capsys):
     assert "size t, height 224, width 224, batch 16" in capsys.readouterr().out
 
 
+def test_a_budget_of_nothing_writes_nothing(counted, tmp_path, capsys):
+    assert cli.main(["bench", "model", "--preset", "paper", "--quick", "--budget", "0", "--out", str(tmp_path)]) == 0
+    assert counted == []
+    assert list(tmp_path.iterdir()) == []
+    assert "nothing was measured" in capsys.readouterr().out
+
+
 def test_each_model_counts_in_its_faster_layout(monkeypatch):
     seconds = {("wbmm_a", torch.channels_last): 1.0, ("wbmm_a", torch.contiguous_format): 3.0}
     seconds |= {("test_convnext", torch.channels_last): 2.0, ("test_convnext", torch.contiguous_format): 1.0}

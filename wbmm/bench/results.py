@@ -95,6 +95,9 @@ def present(
     first: str = "model",
 ) -> int:
     """Prints the table and, with `--out`, writes the files; arguments as of `write_report`."""
+    if not records:
+        print("nothing was measured")
+        return 0
     print(table(records, markdown=args.markdown, first=first))
     print(f"\n{note}\n{torch.get_num_threads()} threads, torch {torch.__version__}")
     if args.out is not None:

@@ -87,7 +87,7 @@ def _machine_blocks(machine: Machine) -> list[Block]:
         Heading("What holds here"),
         Text(
             f"The paper's findings on speed, one by one, as tests of single cells: {text}. The same rule is put to the "
-            "paper's own figures."
+            "paper's own figures. A ratio within a few per cent of 1 is noise: the tables below have its spread."
         ),
         findings_table(findings),
     ]
