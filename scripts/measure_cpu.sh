@@ -10,7 +10,7 @@ OUT=${1:-docs/results/cpu}
 shift || true
 WBMM=${WBMM:-.venv/bin/wbmm}
 
-"$WBMM" bench op --quick --budget 5 --out "$OUT" "$@"
+"$WBMM" bench op --quick --budget 6 --out "$OUT" "$@"
 "$WBMM" bench model --preset paper --sizes p t --px 224 512 --rounds 9 --budget 5 --out "$OUT" "$@"
 "$WBMM" bench train --preset paper --sizes p t --batch 8 --rounds 5 --budget 4 --out "$OUT" "$@"
 "$WBMM" bench seg --sizes 512x512 --batch 2 --rounds 4 --budget 4 --out "$OUT" "$@"

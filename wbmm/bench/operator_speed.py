@@ -136,26 +136,27 @@ def measure(case: Case, rows: list[Operator], runs: int, rounds: int) -> dict[st
             able.append(row)
         else:
             result[row.name] = {"why_not": why}
+    repeats: dict[str, int] = {}
     for _ in range(runs):
-        calls, repeats, x = {}, {}, None  # one map for all, or a large cell would hold one for each of them
+        calls, x = {}, None  # one map for all, or a large cell would hold one for each of them
         for row in able:
             try:
                 x = case.images() if x is None else x
-                calls[row.name], repeats[row.name] = _prepare(case, row, x)
+                calls[row.name], repeats[row.name] = _prepare(case, row, x, repeats.get(row.name))
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 result[row.name] = {"why_not": f"out of memory: {first_line(error)[:200]}"}
         able = [row for row in able if row.name in calls]
-        timings = time_interleaved(calls, rounds=rounds, warmup=1, device=case.device)
+        timings = time_interleaved(calls, rounds=rounds, warmup=0, device=case.device)  # they were called before
         for row in able:
             found = result.setdefault(row.name, {"seconds": [], "macs": row.macs(case), "bytes": row.least_bytes(case)})
             found["seconds"].append(timings[row.name].median / repeats[row.name])
     return result
 
 
-def _prepare(case: Case, row: Operator, x: Tensor) -> tuple[Callable[[], None], int]:
-    """A call for the clock, and how often it calls the operator: once, or more often for a very fast one."""
+def _prepare(case: Case, row: Operator, x: Tensor, repeats: int | None) -> tuple[Callable[[], None], int]:
+    """A call for the clock, and how often it calls the operator: `repeats`, or once, or more often for a fast one."""
     weights = [weight.requires_grad_(case.mode == "training") for weight in row.weights(case)]
 
     def once() -> None:
@@ -167,8 +168,9 @@ def _prepare(case: Case, row: Operator, x: Tensor) -> tuple[Callable[[], None], 
                 row.call(x, weights)
 
     once()  # kept matrices, compilation
-    seconds = time_interleaved({"": once}, rounds=2, warmup=1, device=case.device)[""].best
-    repeats = min(1000, max(1, round(LEAST_S / max(seconds, 1e-7))))
+    if repeats is None:
+        seconds = time_interleaved({"": once}, rounds=1, warmup=0, device=case.device)[""].best
+        repeats = min(1000, max(1, round(LEAST_S / max(seconds, 1e-7))))
     return (lambda: [once() for _ in range(repeats)]), repeats
 
 
