@@ -8,7 +8,18 @@ from pathlib import Path
 
 import yaml
 
-__all__ = ["Row", "Table", "get_table", "load_tables", "read_tables"]
+__all__ = [
+    "DenseRow",
+    "DenseTable",
+    "Row",
+    "Table",
+    "get_table",
+    "load_commands",
+    "load_dense_tables",
+    "load_recipes",
+    "load_tables",
+    "read_tables",
+]
 
 PAPER = ("params", "flops", "memory", "time", "speedup", "speed", "top1", "top1_pm", "miou", "miou_pm")
 
@@ -122,6 +133,56 @@ def read_tables(path: Path | None = None) -> dict[str, Table]:
     return tables
 
 
+@dataclass(frozen=True)
+class DenseRow:
+    """A whole segmentor or detector, its backbone by the name of `wbmm bench seg`."""
+
+    id: str
+    size: str
+    backbone: str
+    paper: dict
+
+
+@dataclass(frozen=True)
+class DenseTable:
+    """A table of segmentors or detectors."""
+
+    name: str
+    label: str
+    title: str
+    note: str
+    rows: tuple[DenseRow, ...]
+
+    def costs(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """The paper's parameters (M) and FLOPs (G) by (size, backbone)."""
+        return {(row.size, row.backbone): (row.paper["params"], row.paper["flops"]) for row in self.rows}
+
+
+def _read(key: str) -> dict:
+    return yaml.safe_load(resources.files("wbmm").joinpath("paper_tables.yaml").read_text(encoding="utf-8"))[key]
+
+
+@lru_cache(maxsize=1)
+def load_dense_tables() -> dict[str, DenseTable]:
+    """The paper's tables of segmentors and detectors by name."""
+    return {
+        name: DenseTable(name, **{**entry, "rows": tuple(DenseRow(key, **row) for key, row in entry["rows"].items())})
+        for name, entry in _read("dense").items()
+    }
+
+
+@lru_cache(maxsize=1)
+def load_recipes() -> dict[str, object]:
+    """What the paper prints of its ImageNet recipes, by the key of a training configuration; a list is for P N T S."""
+    return _read("recipes")
+
+
+@lru_cache(maxsize=1)
+def load_commands() -> dict[str, str]:
+    """Every table of the paper by its label, and the command for it."""
+    return _read("commands")
+
+
 @lru_cache(maxsize=1)
 def load_tables() -> dict[str, Table]:
     """The paper's tables by name."""
@@ -131,5 +192,7 @@ def load_tables() -> dict[str, Table]:
 def get_table(name: str, tables: dict[str, Table] | None = None) -> Table:
     tables = load_tables() if tables is None else tables
     if name not in tables:
-        raise ValueError(f"no table {name!r}; expected one of {', '.join(tables)}")
+        raise ValueError(
+            f"no table {name!r}; expected one of {', '.join(tables)}; `wbmm table list` has all of the paper's"
+        )
     return tables[name]

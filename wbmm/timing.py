@@ -35,10 +35,14 @@ class Timing:
 
 
 def remove_outliers(seconds: list[float]) -> list[float]:
-    """Drop what lies more than 1.5 interquartile ranges outside the quartiles."""
+    """Drop what lies more than 1.5 interquartile ranges outside the quartiles.
+
+    The quartiles are of these values themselves: as an estimate for more of them, one outlier among five would move the
+    upper quartile so far that it stays.
+    """
     if len(seconds) < 4:
         return list(seconds)
-    low, _, high = statistics.quantiles(seconds, n=4)
+    low, _, high = statistics.quantiles(seconds, n=4, method="inclusive")
     margin = 1.5 * (high - low)
     return [s for s in seconds if low - margin <= s <= high + margin]
 

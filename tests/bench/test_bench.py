@@ -52,13 +52,13 @@ def test_bench_model(capsys):
     assert cli.main(argv) == 0
     out = capsys.readouterr().out
     rows = [line.split() for line in out.splitlines() if line.startswith("wbmm_a")]
-    assert [row[:2] for row in rows] == [
-        ["wbmm_a", "1"],
-        ["wbmm_a:compact", "1"],
-        ["wbmm_a", "2"],
-        ["wbmm_a:compact", "2"],
+    assert [row[:3] for row in rows] == [
+        ["wbmm_a", "32x48", "1"],
+        ["wbmm_a:compact", "32x48", "1"],
+        ["wbmm_a", "32x48", "2"],
+        ["wbmm_a:compact", "32x48", "2"],
     ]
-    assert rows[0][-1] == "1.00x"
+    assert rows[0][5] == "1.00x"
     assert "32x48" in out
     assert torch.__version__ in out
 

@@ -36,9 +36,12 @@ def test_what_is_counted_is_what_the_configuration_builds():
 
 
 def test_the_command(capsys):
-    assert cli.main(["bench", "det", "--models", "t", "--backbones", "7x7", "--size", "96", "128", "--markdown"]) == 0
+    assert (
+        cli.main(["bench", "det", "--cost", "--models", "t", "--backbones", "7x7", "--sizes", "96x128", "--markdown"])
+        == 0
+    )
     out = capsys.readouterr().out
     assert "| 7x7, T" in out
     assert "| --" in out, "no figure of the paper at another size"
-    assert cli.main(["bench", "det", "--size", "8", "8"]) == 1
+    assert cli.main(["bench", "det", "--cost", "--sizes", "8x8"]) == 1
     assert "at least 32" in capsys.readouterr().err

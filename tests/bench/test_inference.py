@@ -72,7 +72,6 @@ def test_share_of_the_limit_and_files(tmp_path, capsys):
     assert cli.main([*argv, "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert "share of the limit" in printed
-    assert "Limit at batch 1" in printed
     with (out / "model.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["model"] for row in rows] == ["test_convnext", "wbmm_a:compact", "wbmm_a:plain"]
@@ -94,8 +93,8 @@ def test_share_of_the_limit_and_files(tmp_path, capsys):
     assert command.endswith("--limit")
     page = (out / "model.md").read_text()
     assert command in page
-    assert "| wbmm_a:plain | 1 |" in page
-    assert sorted(path.name for path in out.iterdir()) == ["model.csv", "model.md"]
+    assert "| wbmm_a:plain | 32x48 | 1 |" in page
+    assert sorted(path.name for path in out.iterdir()) == ["model.csv", "model.jsonl", "model.md"]
     assert cli.main([*argv[:3], *argv[4:], "--out", str(out)]) == 0, "its own files are replaced"
     assert "plain" not in (out / "model.md").read_text().split("contiguous")[0]
 

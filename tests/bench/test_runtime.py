@@ -103,7 +103,7 @@ def test_runtimes_that_cannot_compute_so(name, setting, reason):
 def test_openvino_stays_on_the_cpu(monkeypatch, tmp_path):
     opened = []
     monkeypatch.setattr(runtime, "open_runner", lambda *args: opened.append(args) or len)
-    monkeypatch.setattr(runtime, "_torch_call", lambda *args: len)
+    monkeypatch.setattr(runtime, "torch_call", lambda *args: len)
     files = {("", "openvino"): tmp_path / "a.xml"}
     calls = runtime._calls({"": None, "base, ": None}, ["openvino"], files, (1, 3, 8, 8), GPU)
     assert list(calls) == ["base, eager", "openvino, on the CPU"]
@@ -111,7 +111,7 @@ def test_openvino_stays_on_the_cpu(monkeypatch, tmp_path):
 
 
 class Session:
-    """What `_onnx_call` needs of an ONNX Runtime session on a GPU; it writes down what it is told."""
+    """What `onnx_call` needs of an ONNX Runtime session on a GPU; it writes down what it is told."""
 
     def __init__(self):
         self.log = []
@@ -136,7 +136,7 @@ def test_onnxruntime_reads_and_writes_the_memory_of_the_gpu(monkeypatch, tmp_pat
     monkeypatch.setattr(runtime, "onnx_session", lambda *args, **options: asked.append((args, options)) or session)
     monkeypatch.setattr(torch.Tensor, "to", lambda self, device: self)
     path, shape = tmp_path / "a.onnx", (2, 3, 8, 8)
-    runtime._onnx_call(path, "tensorrt", shape, Setting("cuda:1", precision="tf32"))()
+    runtime.onnx_call(path, "tensorrt", shape, Setting("cuda:1", precision="tf32"))()
     assert asked == [((path, "cuda:1"), {"tensorrt": True, "tf32": True})]
     assert session.log == [("images", "cuda", 1, np.float32, shape), ("logits", "cuda", 1), "run"]
 

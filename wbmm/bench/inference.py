@@ -1,17 +1,25 @@
-"""`wbmm bench model`: inference speed of whole models beside a baseline, and their share of the machine's limit."""
+"""`wbmm bench model`: inference speed of whole models beside a baseline, and their share of the machine's limit.
+
+`--preset paper` is the paper's table of inference on a GPU and a CPU: WBMM against UniRepLKNet with and without its
+large-kernel package, both in the reference implementation and both in ours. `--preset edge` is its table of an edge
+device: half precision on a GPU, INT8 on a CPU, through the runtimes that are installed.
+"""
 
 import argparse
-from functools import partial
+from functools import lru_cache, partial
 
 import torch
 import torch.nn as nn
 
+from . import edge
 from .candidates import FORMS, build, images_for
-from .limit import add_shares, count_gmacs, product_calls
-from .results import Record, add_speed_arguments, check_speed_arguments, finish, speed_record
+from .limit import count_gmacs, limit, product_calls
+from .log import Entry, Result
+from .results import Record
 from .setting import Setting
+from .speed import Contest, Job, add_paper_figures, add_speed_arguments, check_numbers, contests, run_speed, time_each
 
-EXAMPLE = "wbmm bench model wbmm_t:compact wbmm_t:plain convnext_tiny --batch 1 16 --limit"
+EXAMPLE = "wbmm bench model --preset paper --quick --out results/cpu"
 DEFAULT = (
     "wbmm_t:compact",
     "wbmm_t:dense",
@@ -23,53 +31,75 @@ DEFAULT = (
     "swin_tiny_patch4_window7_224",
     "inception_next_tiny",
 )
+PAIR = ("plain", "compact")
+PAPER_PX = (224, 512, 1024)
+BATCHES = {"cpu": [1, 4, 16], "cuda": [128]}
+NOTE = (
+    "channels-last, contiguous for the reference implementation unless a layout is said; ratios to the model of the "
+    "column *ratio to* in the same interleaved run."
+)
+PRESET_NOTE = (
+    " `:plain` is the reference implementation, which the paper's figures are to be compared with; `:compact` is the "
+    "same net with every fast path of this package, on both sides. On a CPU windows then run as depthwise convolutions."
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_speed_arguments(parser, DEFAULT, tuple(FORMS), batch=[1, 16])
+    add_speed_arguments(parser, DEFAULT, tuple(FORMS), ("paper", "edge"))
     parser.add_argument(
         "--limit", action="store_true", help="measure matrix products in the same run, and each model's share of them"
     )
+    edge.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    specs = check_speed_arguments(args, "model", tuple(FORMS))
-    setting, size = Setting.from_args(args), tuple(args.size)
-    models = {spec: build(spec, setting, size) for spec in specs}
-    gmacs = {spec: count_gmacs(model, size) for spec, model in models.items()} if args.limit else {}
-    records, limits = [], []
-    for batch in args.batch:
-        found, text = measure(models, batch, args, setting, gmacs)
-        records += found
-        limits += [text] if text else []
-    note = (
-        f"{size[0]}x{size[1]}, {'compiled' if args.compile else 'eager'}, {setting.describe()}; channels-last, "
-        f"contiguous for the reference implementation; ratios to {args.baseline} in the same interleaved run of "
-        f"{args.rounds} rounds. {' '.join(limits)}"
-    ).rstrip()
-    return finish(args, "model", records, setting, note)
+    check_numbers(args)
+    if args.preset == "edge":
+        return edge.run(args, add_arguments)
+    on_cuda = torch.device(args.device).type == "cuda"
+    groups = contests(args, DEFAULT, tuple(FORMS), PAIR)
+    batches = args.batch or (BATCHES["cuda" if on_cuda else "cpu"] if args.preset else [1, 16])
+    if args.preset and not args.px and not args.quick and tuple(args.size) == (224, 224):
+        args.px = list(PAPER_PX)
+    finish = partial(_finish, "A800" if on_cuda else "i7-13700K")
+    note = NOTE + (PRESET_NOTE if args.preset else "")
+    return run_speed(args, "model", groups, batches, measure, add_arguments, note, finish)
 
 
-def measure(
-    models: dict[str, nn.Module], batch: int, args: argparse.Namespace, setting: Setting, gmacs: dict[str, float]
-) -> tuple[list[Record], str]:
-    """Interleaved forward passes at one batch size; with `gmacs`, matrix products among them.
+def _finish(machine: str, record: Record, contest: Contest, entry: Entry) -> None:
+    add_paper_figures(record, contest, machine)
+    products = entry.results.get("limit")
+    if products is not None and "gmacs" in record:
+        record["limit_gmacs_per_s"] = products["gmacs_per_s"]
+        record["share"] = record["gmacs"] * record["images_per_s"] / products["gmacs_per_s"]
 
-    Returns:
-        A record a model, and a sentence about the limit.
-    """
-    images = torch.randn(batch, 3, *args.size)
-    if args.compile:
+
+@lru_cache(maxsize=24)
+def _model(spec: str, setting: Setting, size: tuple[int, int], layout: torch.memory_format) -> nn.Module:
+    return build(spec, setting, size, layout)
+
+
+def measure(job: Job) -> dict[str, Result]:
+    """Interleaved forward passes; with `--limit`, matrix products among them."""
+    setting, images = job.setting, torch.randn(job.batch, 3, *job.size)
+    models: dict[str, nn.Module] = {}
+    if job.args.compile:
         torch._dynamo.reset()  # or the second batch size would be compiled as a dynamic one
-        models = {spec: torch.compile(model) for spec, model in models.items()}
+
+    def prepare(spec: str, layout: torch.memory_format):
+        models[spec] = _model(spec, setting, job.size, layout)
+        net = torch.compile(models[spec]) if job.args.compile else models[spec]
+        return partial(setting.forward, net, images_for(spec, images, setting, layout))
+
+    def products():
+        return product_calls(models.values(), job.batch, job.size, setting) if job.args.limit else {}
+
     with torch.inference_mode():
-        calls = {
-            spec: partial(setting.forward, model, images_for(spec, images, setting)) for spec, model in models.items()
-        }
-        products = product_calls(models.values(), batch, args.size, setting) if gmacs else {}
-        timings = setting.time({**calls, **products}, f"batch {batch}, rounds", args.rounds, pause=args.pause)
-    base = timings[args.baseline]
-    records = [speed_record(spec, batch, timings[spec], base) for spec in models]
-    if not gmacs:
-        return records, ""
-    return records, add_shares(records, gmacs, {shape: timings[shape] for shape in products}, batch)
+        found, timings = time_each(job, prepare, extra=products)
+    for spec, model in models.items():
+        if "seconds" in found.get(spec, {}):
+            found[spec]["gmacs"] = count_gmacs(model, job.size)
+    if timings:
+        speed, shape = limit(timings)
+        found["limit"] = {"gmacs_per_s": speed / 1e9, "shape": list(shape)}
+    return found

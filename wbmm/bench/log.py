@@ -6,6 +6,7 @@ cell, the result of each candidate, the machine and the command. A cell is writt
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from wbmm.machine import machine_facts
 from wbmm.text import render_table
-from wbmm.timing import Timing
+from wbmm.timing import Timing, remove_outliers
 
 __all__ = ["Cell", "Entry", "Result", "RunLog", "add_log_arguments", "plan_text", "read_log", "run_cells"]
 
@@ -30,11 +31,13 @@ class Cell:
         values: what tells the cell from others, e.g. its batch size.
         names: the candidates.
         measure: measures all of them; a result for each.
+        work: how much there is to do, in any unit; with it a budget foresees how long a cell takes. 0: unknown.
     """
 
     values: dict[str, object]
     names: Sequence[str]
     measure: Callable[[], dict[str, Result]]
+    work: float = 0.0
 
     def __str__(self) -> str:
         return ", ".join(f"{key} {value}" for key, value in self.values.items() if value not in (None, False, ""))
@@ -51,20 +54,20 @@ class Entry:
     command: str = ""
 
     def timing(self, name: str) -> Timing | None:
-        """Of a candidate; None if it did not run."""
+        """Of a candidate, outliers removed; None if it did not run."""
         seconds = self.results.get(name, {}).get("seconds")
-        return Timing(tuple(seconds)) if seconds else None
+        return Timing(tuple(remove_outliers(seconds))) if seconds else None
 
 
 def read_log(path: Path) -> list[Entry]:
     """The cells of a log in their order, the last measurement of each; a line that a kill cut off is left out."""
-    found: dict[str, Entry] = {}
+    found: dict[tuple[str, str], Entry] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
         try:
             entry = Entry(**json.loads(line))
         except (json.JSONDecodeError, TypeError):
             continue
-        found[_key(entry.cell)] = entry
+        found[entry.bench, _key(entry.cell)] = entry
     return list(found.values())
 
 
@@ -117,9 +120,17 @@ class RunLog:
             "facts": self.facts,
             "command": self.command,
         }
-        cut_off = self.path.is_file() and self.path.stat().st_size and not self.path.read_bytes().endswith(b"\n")
-        with open(self.path, "a", encoding="utf-8") as file:  # after a kill in the middle of a line, a new one
-            file.write(("\n" if cut_off else "") + json.dumps(entry) + "\n")
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(("\n" if _cut_off(self.path) else "") + json.dumps(entry) + "\n")
+
+
+def _cut_off(path: Path) -> bool:
+    """Whether a kill left a line without its end."""
+    with open(path, "rb") as file:
+        if not file.seek(0, os.SEEK_END):
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
 
 
 def run_cells(cells: Sequence[Cell], log: RunLog, budget: float | None = None) -> list[Entry]:
@@ -128,23 +139,36 @@ def run_cells(cells: Sequence[Cell], log: RunLog, budget: float | None = None) -
     Args:
         cells: in the order in which they run.
         log: of this run.
-        budget: minutes after which no further cell is started.
+        budget: minutes. A cell that would end later, going by the one before it, is not started.
     """
-    started, entries, kept = time.monotonic(), [], 0
+    started, entries, kept, left = time.monotonic(), [], 0, 0
+    pace: tuple[float, float] | None = None  # seconds and work of the last cell that was measured
     for number, cell in enumerate(cells, 1):
         results = log.find(cell)
         kept += results is not None
         if results is None:
-            if budget is not None and time.monotonic() - started > 60 * budget:
-                _say(f"--budget {budget:g}: {len(cells) - number + 1} cells were left out")
-                break
+            begun = time.monotonic()
+            if budget is not None and begun - started + _foreseen(cell, pace) > 60 * budget:
+                left += 1
+                continue
             _say(f"{number}/{len(cells)}: {cell}")
             results = cell.measure()
             log.add(cell, results)
+            pace = time.monotonic() - begun, cell.work
         entries.append(Entry(log.bench, cell.values, results, log.facts, log.command))
     if kept:
         _say(f"{kept} of {len(cells)} cells were measured before ({log.path}); --fresh measures them again")
+    if left:
+        _say(f"--budget {budget:g}: {left} of {len(cells)} cells were left out")
     return entries
+
+
+def _foreseen(cell: Cell, pace: tuple[float, float] | None) -> float:
+    """Seconds that a cell will take. More work takes longer in proportion; less is not trusted to take less."""
+    if pace is None:
+        return 0.0
+    seconds, work = pace
+    return seconds * max(1.0, cell.work / work) if work else seconds
 
 
 def _say(text: str) -> None:
@@ -153,7 +177,7 @@ def _say(text: str) -> None:
 
 def add_log_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of every benchmark that runs cell by cell."""
-    parser.add_argument("--budget", type=float, metavar="MINUTES", help="start no cell after this time")
+    parser.add_argument("--budget", type=float, metavar="MINUTES", help="start no cell that would end later than this")
     parser.add_argument("--dry-run", action="store_true", help="what would run; nothing is measured")
     parser.add_argument("--fresh", action="store_true", help="measure again what the log in --out has")
 

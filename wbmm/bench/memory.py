@@ -59,15 +59,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def probe(name: str, mode: str, size: tuple[int, int], batch: int, setting: Setting = CPU) -> int:
+def probe(
+    name: str, mode: str, size: tuple[int, int], batch: int, setting: Setting = CPU, args: dict | None = None
+) -> int:
     """Peak bytes of one pass in a fresh process.
 
     Args:
         name: timm name; with the mode `step`, NAME or NAME:FORM.
         mode: one of `MODES`; or `step`, the steps of `wbmm bench train`, classifier and optimiser included.
+        args: of `timm.create_model`, for the mode `step`.
     """
     say(f"memory of {name}, {MODES.get(mode, mode)}, batch {batch}")
-    arguments = json.dumps({"name": name, "mode": mode, "size": size, "batch": batch, "setting": setting.columns()})
+    arguments = json.dumps(
+        {"name": name, "mode": mode, "size": size, "batch": batch, "args": args, "setting": setting.columns()}
+    )
     command = [sys.executable, "-m", "wbmm.bench.memory", arguments]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode != 0:
@@ -87,13 +92,13 @@ def resident() -> tuple[int, int]:
     return peak, peak
 
 
-def measure(name: str, mode: str, size: tuple[int, int], batch: int, setting: Setting) -> int:
+def measure(name: str, mode: str, size: tuple[int, int], batch: int, setting: Setting, args: dict | None = None) -> int:
     """Peak bytes of one pass, in this process; the arguments are `probe`'s."""
     setting.apply()
     torch.nn.functional.conv2d(torch.zeros(1, 1, 3, 3), torch.zeros(1, 1, 3, 3))  # the libraries' own buffers
     before, _ = resident()
     with setting.running():
-        one_pass = _one_pass(name, mode, torch.randn(batch, 3, *size), setting)
+        one_pass = _one_pass(name, mode, torch.randn(batch, 3, *size), setting, args)
         if mode == "step" or setting.on_cuda:
             one_pass()  # makes the optimiser's state, the matrices that inference keeps and the libraries' workspaces
         if setting.on_cuda:
@@ -104,8 +109,10 @@ def measure(name: str, mode: str, size: tuple[int, int], batch: int, setting: Se
     return resident()[1] - before
 
 
-def _one_pass(name: str, mode: str, images: Tensor, setting: Setting) -> Callable[[], None]:
+def _one_pass(name: str, mode: str, images: Tensor, setting: Setting, args: dict | None = None) -> Callable[[], None]:
     """What is measured, as a call."""
+    if mode == "step" and args is not None:
+        return TrainingStep(setting.place(timm.create_model(name, **args)), setting.place(images), setting)
     if mode == "step":
         model = build(name, setting, tuple(images.shape[2:]))
         return TrainingStep(model, images_for(name, images, setting), setting)

@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from wbmm.handler import is_out_of_memory
 from wbmm.io.atomic import write_text
@@ -104,7 +105,8 @@ def plan(args: argparse.Namespace) -> list[Case]:
 
 def _cell(case: Case, rows: list[Operator], args: argparse.Namespace) -> Cell:
     values = {**asdict(case), "precision": args.precision}
-    return Cell(values, [row.name for row in rows], partial(measure, case, rows, args.runs, args.rounds))
+    work = sum(row.macs(case) for row in rows)
+    return Cell(values, [row.name for row in rows], partial(measure, case, rows, args.runs, args.rounds), work)
 
 
 def _limits_cell(args: argparse.Namespace, dtype: str) -> Cell:
@@ -134,27 +136,28 @@ def measure(case: Case, rows: list[Operator], runs: int, rounds: int) -> dict[st
             able.append(row)
         else:
             result[row.name] = {"why_not": why}
+    repeats: dict[str, int] = {}
     for _ in range(runs):
-        calls, repeats = {}, {}
+        calls, x = {}, None  # one map for all, or a large cell would hold one for each of them
         for row in able:
             try:
-                calls[row.name], repeats[row.name] = _prepare(case, row)
+                x = case.images() if x is None else x
+                calls[row.name], repeats[row.name] = _prepare(case, row, x, repeats.get(row.name))
             except (RuntimeError, MemoryError) as error:
                 if not is_out_of_memory(error):
                     raise
                 result[row.name] = {"why_not": f"out of memory: {first_line(error)[:200]}"}
         able = [row for row in able if row.name in calls]
-        timings = time_interleaved(calls, rounds=rounds, warmup=1, device=case.device)
+        timings = time_interleaved(calls, rounds=rounds, warmup=0, device=case.device)  # they were called before
         for row in able:
             found = result.setdefault(row.name, {"seconds": [], "macs": row.macs(case), "bytes": row.least_bytes(case)})
             found["seconds"].append(timings[row.name].median / repeats[row.name])
     return result
 
 
-def _prepare(case: Case, row: Operator) -> tuple[Callable[[], None], int]:
-    """A call for the clock, and how often it calls the operator: once, or more often for a very fast one."""
-    x, weights = case.images(), row.weights(case)
-    weights = [weight.requires_grad_(case.mode == "training") for weight in weights]
+def _prepare(case: Case, row: Operator, x: Tensor, repeats: int | None) -> tuple[Callable[[], None], int]:
+    """A call for the clock, and how often it calls the operator: `repeats`, or once, or more often for a fast one."""
+    weights = [weight.requires_grad_(case.mode == "training") for weight in row.weights(case)]
 
     def once() -> None:
         if case.mode == "training":
@@ -165,8 +168,9 @@ def _prepare(case: Case, row: Operator) -> tuple[Callable[[], None], int]:
                 row.call(x, weights)
 
     once()  # kept matrices, compilation
-    seconds = time_interleaved({"": once}, rounds=2, warmup=1, device=case.device)[""].best
-    repeats = min(1000, max(1, round(LEAST_S / max(seconds, 1e-7))))
+    if repeats is None:
+        seconds = time_interleaved({"": once}, rounds=1, warmup=0, device=case.device)[""].best
+        repeats = min(1000, max(1, round(LEAST_S / max(seconds, 1e-7))))
     return (lambda: [once() for _ in range(repeats)]), repeats
 
 

@@ -5,7 +5,7 @@ import csv
 import io
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -15,26 +15,22 @@ from wbmm.machine import machine_facts, measured_line
 from wbmm.text import render_table
 from wbmm.timing import Timing
 
-from .candidates import split
-from .setting import Setting, add_setting_arguments
-
 __all__ = [
     "add_output_arguments",
-    "add_speed_arguments",
     "check_out",
-    "check_speed_arguments",
-    "finish",
     "present",
     "say",
     "speed_record",
     "table",
     "to_csv",
+    "typed_argv",
     "write_report",
 ]
 
 # key of a record: its column's heading and how a value is shown; a column that no record has is left out
 COLUMNS = {
     "model": ("model", "{}"),
+    "image": ("image", "{}"),
     "batch": ("batch", "{}"),
     "first": ("first path (median)", "{}"),
     "second": ("second path (median)", "{}"),
@@ -42,15 +38,24 @@ COLUMNS = {
     "images_per_s_best": ("images/s (best)", "{:.2f}"),
     "ratio": ("ratio of medians", "{:.2f}x"),
     "ratio_best": ("ratio of bests", "{:.2f}x"),
+    "over": ("ratio to", "{}"),
+    "layout": ("layout", "{}"),
+    "paper_images_per_s": ("paper: images/s", "{:g}"),
+    "paper_ratio": ("paper: ratio", "{:.2f}x"),
     "gmacs": ("multiply-adds, G", "{:.2f}"),
     "share": ("share of the limit", "{:.2f}"),
     "peak_mb": ("peak memory, MB", "{:.0f}"),
+    "params": ("params M", "{:.1f}"),
+    "epoch": ("ImageNet epoch here", "{}"),
+    "paper_epoch": ("paper: epoch, 8 A800", "{}"),
+    "paper_memory_gb": ("paper: GB", "{:g}"),
     "taken": ("taken", "{}"),
     "calls": ("calls", "{:g}"),
     "ms": ("ms", "{:.2f}"),
     "part": ("share of the time", "{:.2f}"),
 }
 NONE = "--"
+NOT_THE_SAME = ("out", "markdown", "dry_run", "fresh", "budget")  # options that change no figure
 
 Record = dict[str, object]
 
@@ -90,6 +95,9 @@ def present(
     first: str = "model",
 ) -> int:
     """Prints the table and, with `--out`, writes the files; arguments as of `write_report`."""
+    if not records:
+        print("nothing was measured")
+        return 0
     print(table(records, markdown=args.markdown, first=first))
     print(f"\n{note}\n{torch.get_num_threads()} threads, torch {torch.__version__}")
     if args.out is not None:
@@ -159,66 +167,22 @@ def _heading(bench: str) -> str:
     return f"# wbmm bench {bench}\n"
 
 
-def add_speed_arguments(
-    parser: argparse.ArgumentParser, models: Sequence[str], forms: Sequence[str], batch: list[int]
-) -> None:
-    parser.add_argument(
-        "models",
-        nargs="*",
-        default=list(models),
-        metavar="NAME[:FORM]",
-        help=f"forms: {', '.join(forms)} (default: {' '.join(models)})",
-    )
-    parser.add_argument("--baseline", default="convnext_tiny", help="ratios are to this model (default: convnext_tiny)")
-    parser.add_argument("--batch", type=int, nargs="+", default=batch)
-    parser.add_argument("--size", type=int, nargs=2, default=(224, 224), metavar=("H", "W"))
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--pause", type=float, default=0.0, help="seconds of rest before each call (default: 0)")
-    parser.add_argument("--compile", action="store_true", help="torch.compile each model; compiling is not timed")
-    add_setting_arguments(parser)
-    add_output_arguments(parser)
-
-
-def check_speed_arguments(args: argparse.Namespace, bench: str, forms: tuple[str, ...]) -> list[str]:
-    """The models to build, the baseline first, each once; an error before anything is built."""
-    if min(*args.batch, args.rounds, *args.size) < 1 or args.pause < 0:
-        raise ValueError(
-            f"--batch {args.batch}, --size {tuple(args.size)}, --rounds {args.rounds}, --pause {args.pause}: expected "
-            "at least 1, and no pause below 0"
-        )
-    specs = list(dict.fromkeys([args.baseline, *args.models]))
-    for spec in specs:
-        split(spec, forms)
-    if args.out is not None:
-        check_out(args.out, bench)
-    return specs
-
-
 def say(text: str) -> None:
     """What is being done, on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
-def finish(args: argparse.Namespace, bench: str, records: Sequence[Record], setting: Setting, note: str) -> int:
-    """`present` with what the benchmarks of speed share."""
-    columns = {
-        "height": args.size[0],
-        "width": args.size[1],
-        "rounds": args.rounds,
-        "baseline": args.baseline,
-        "compiled": args.compile,
-        **setting.columns(),
-    }
-    return present(args, bench, records, columns, _argv(args, setting), note)
-
-
-def _argv(args: argparse.Namespace, setting: Setting) -> list[str]:
-    """The arguments that measure the same again."""
-    argv = [*args.models, "--baseline", args.baseline, "--batch", *map(str, args.batch)]
-    argv += ["--size", *map(str, args.size), "--rounds", str(args.rounds)]
-    if args.pause:
-        argv += ["--pause", str(args.pause)]
-    argv += setting.argv()
-    for flag in ("compile", "limit", "memory"):
-        argv += [f"--{flag}"] if getattr(args, flag, False) else []
+def typed_argv(add_arguments: Callable[[argparse.ArgumentParser], None], args: argparse.Namespace) -> list[str]:
+    """The arguments that measure the same again: what was given and not the defaults."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    argv: list[str] = []
+    for action in parser._actions:
+        value = getattr(args, action.dest, None)
+        if action.dest in ("help", *NOT_THE_SAME) or value == action.default:
+            continue
+        if action.option_strings:
+            argv.append(action.option_strings[0] if value is not False else f"--no-{action.dest}")
+        if not isinstance(value, bool):
+            argv += map(str, value if isinstance(value, list | tuple) else [value])
     return argv

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         check_out(args.out, "runtime")
     setting = Setting.from_args(args)
     runtimes = choose_runtimes(args.runtimes, setting)
-    models = {"": _fused(_open(args.model)), f"{args.baseline}, ": _open(args.baseline)}
+    models = {"": fused_with_card(open_named(args.model)), f"{args.baseline}, ": open_named(args.baseline)}
     size = tuple(args.size or models[""].card.input_size[1:])
     rows, limits = [], []
     with tempfile.TemporaryDirectory() as folder:
@@ -110,7 +110,7 @@ def _is_default(runtime: str, setting: Setting) -> bool:
     return PROVIDERS[runtime] in need("onnxruntime").get_available_providers()
 
 
-def _open(name: str) -> nn.Module:
+def open_named(name: str) -> nn.Module:
     """A model in eval mode with its card; by a name its weights are random, which changes no speed."""
     if Path(name).is_file():
         return load_model(name)
@@ -121,7 +121,7 @@ def _open(name: str) -> nn.Module:
     return model
 
 
-def _fused(model: nn.Module) -> nn.Module:
+def fused_with_card(model: nn.Module) -> nn.Module:
     fused = fuse(model)
     fused.card = model.card.replace(form=form_of(fused))
     return fused
@@ -158,18 +158,18 @@ def _calls(
 ) -> dict[str, Call]:
     """What is timed at one batch size, by the name of its row; the baseline in eager PyTorch comes first."""
     net, (prefix, baseline) = models[""], list(models.items())[1]
-    calls = {f"{prefix}eager": _torch_call(baseline, shape, setting)}
+    calls = {f"{prefix}eager": torch_call(baseline, shape, setting)}
     if "eager" in runtimes:
-        calls["eager"] = _torch_call(net, shape, setting)
+        calls["eager"] = torch_call(net, shape, setting)
     if "compiled" in runtimes:
         torch._dynamo.reset()
-        calls["compiled"] = _torch_call(torch.compile(net), shape, setting)
+        calls["compiled"] = torch_call(torch.compile(net), shape, setting)
     for (prefix, name), path in files.items():
         if name in BY_OPENVINO:
             label = f"{prefix}{name}, on the CPU" if setting.on_cuda else f"{prefix}{name}"
             calls[label] = partial(open_runner(path), torch.randn(shape))
         else:
-            calls[f"{prefix}{name}"] = _onnx_call(path, name, shape, setting)
+            calls[f"{prefix}{name}"] = onnx_call(path, name, shape, setting)
     return calls
 
 
@@ -199,7 +199,7 @@ def _measure(
     return records, add_shares(records, own, {shape: timings[shape] for shape in products}, batch)
 
 
-def _torch_call(model: nn.Module, shape: tuple[int, int, int, int], setting: Setting) -> Call:
+def torch_call(model: nn.Module, shape: tuple[int, int, int, int], setting: Setting) -> Call:
     images = setting.place(torch.randn(shape))
 
     @torch.inference_mode()
@@ -209,7 +209,7 @@ def _torch_call(model: nn.Module, shape: tuple[int, int, int, int], setting: Set
     return call
 
 
-def _onnx_call(path: Path, runtime: str, shape: tuple[int, int, int, int], setting: Setting) -> Call:
+def onnx_call(path: Path, runtime: str, shape: tuple[int, int, int, int], setting: Setting) -> Call:
     """On a GPU, from and to its memory, as PyTorch is timed."""
     tensorrt, tf32 = runtime == "tensorrt", setting.precision == "tf32"
     session = onnx_session(path, setting.device, tensorrt=tensorrt, tf32=tf32)

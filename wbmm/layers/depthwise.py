@@ -189,7 +189,7 @@ def _implicit_gemm(channels: int, kernel_size: int) -> nn.Conv2d:
 def large_kernel_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A depthwise convolution with stride 1 and padding kernel // 2, by the package.
 
-    Its kernels read NCHW memory, so that a channels-last map is copied before and after.
+    Its kernels read NCHW memory, so that a channels-last map is copied before and after. An NCHW one is not.
 
     Args:
         x: `[B, C, H, W]` on a CUDA device.
@@ -198,5 +198,6 @@ def large_kernel_conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None) -
     """
     conv = _implicit_gemm(weight.shape[0], weight.shape[-1])
     out = torch.func.functional_call(conv, {"weight": weight}, (x.contiguous(),))
-    out = out.contiguous(memory_format=torch.channels_last)
+    if not x.is_contiguous():
+        out = out.contiguous(memory_format=torch.channels_last)
     return out if bias is None else out + bias[:, None, None]

@@ -11,7 +11,9 @@ import torch.nn as nn
 from torch import Tensor
 
 from wbmm.bench.candidates import TrainingStep
+from wbmm.bench.memory import probe
 from wbmm.bench.setting import Setting
+from wbmm.bench.training import IMAGES, epoch_seconds, epoch_text
 from wbmm.layers.depthwise import find_implicit_gemm
 from wbmm.models.fuse import fuse
 from wbmm.models.profile import build_on_meta, count_macs, count_params
@@ -115,6 +117,11 @@ class Timer:
         }
         return self._time(calls, "training", batch)
 
+    def memory(self, rows: Sequence[Row], batch: int) -> dict[str, int]:
+        """Peak bytes of a training step by row id, each in a process of its own."""
+        size = (self.size, self.size)
+        return {row.id: probe(row.model, "step", size, batch, self.setting, _arguments(row)) for row in rows}
+
     def _images(self, batch: int) -> dict[str, Tensor]:
         images = torch.randn(batch, 3, self.size, self.size)
         return {layout: self.setting.place(images, LAYOUTS[layout]) for layout in self.layouts}
@@ -137,8 +144,11 @@ class Timer:
 
 def _build(row: Row) -> nn.Module:
     check_model(row.model)
-    large_kernel = {"large_kernel": "implicit_gemm"} if row.large_kernel else {}
-    return timm.create_model(row.model, **row.args, **large_kernel)
+    return timm.create_model(row.model, **_arguments(row))
+
+
+def _arguments(row: Row) -> dict:
+    return {**row.args, **({"large_kernel": "implicit_gemm"} if row.large_kernel else {})}
 
 
 @dataclass
@@ -152,6 +162,7 @@ class Measured:
         setting: that speed was measured in; None if it was not.
         inference: by batch size, then row.
         training: of training steps of `training_batch` images.
+        peaks: bytes that such a step needs at most.
         small: runs of the small recipe.
         small_costs: of the nets of the small recipe.
         recipe: that they were trained by.
@@ -164,19 +175,15 @@ class Measured:
     inference: dict[int, dict[str, Speed]] = field(default_factory=dict)
     training: dict[str, Speed] = field(default_factory=dict)
     training_batch: int = 0
+    peaks: dict[str, int] = field(default_factory=dict)
     small: dict[str, Small] = field(default_factory=dict)
     small_costs: dict[str, Costs] = field(default_factory=dict)
     recipe: str = ""
 
 
-def _seconds(time: str) -> int:
-    minutes, seconds = time.split(":")
-    return 60 * int(minutes) + int(seconds)
-
-
 def _paper_ratios(row: Row, base: Row) -> dict[str, float | None]:
     """Speed as a multiple of the baseline's, from what the paper prints for both."""
-    times = [_seconds(r.paper["time"]) for r in (base, row) if "time" in r.paper]
+    times = [epoch_seconds(r.paper["time"]) for r in (base, row) if "time" in r.paper]
     speeds = [r.paper["speed"] for r in (row, base) if "speed" in r.paper]
     return {
         "training_ratio_paper": times[0] / times[1] if len(times) == 2 else None,
@@ -196,6 +203,13 @@ def _speed(speeds: dict[str, Speed], row: Row, batch: int, name: str) -> dict[st
     }
 
 
+def _epoch(measured: Measured, row: Row) -> str | None:
+    """An ImageNet epoch at the speed of the steps, without reading images."""
+    if row.id not in measured.training:
+        return None
+    return epoch_text(IMAGES / measured.training_batch * measured.training[row.id].timing.median)
+
+
 def _small(row: Row, measured: Measured) -> dict:
     found, costs = measured.small.get(row.id), measured.small_costs.get(row.id)
     return {
@@ -203,6 +217,7 @@ def _small(row: Row, measured: Measured) -> dict:
         "small_args": json.dumps(row.small_args),
         "small_params_m": costs.params / 1e6 if costs else None,
         "small_top1_mean": found.mean if found else None,
+        "small_top1_std": found.deviation if found else None,
         "small_top1_spread": found.spread if found else None,
         "small_top1_seeds": " ".join(f"{value:.2f}" for value in found.top1) if found else None,
         "small_seconds": found.seconds if found else None,
@@ -233,7 +248,10 @@ def records(measured: Measured) -> list[dict]:
             "epoch_time_paper": paper.get("time"),
             "images_per_s_paper": paper.get("speed"),
             **_paper_ratios(row, table.row(row.baseline)),
+            "speedup_paper": paper.get("speedup"),
             **_speed(measured.training, row, measured.training_batch, "training"),
+            "epoch_here": _epoch(measured, row),
+            "peak_mb": measured.peaks[row.id] / 2**20 if row.id in measured.peaks else None,
         }
         for batch, timings in measured.inference.items():
             record |= _speed(timings, row, batch, f"inference_b{batch}")

@@ -9,6 +9,7 @@ from wbmm.io.atomic import atomic_path
 from wbmm.machine import machine_facts, measured_line
 from wbmm.text import render_table
 
+from .contradictions import contradictions
 from .measure import Measured, records
 
 __all__ = ["check_pages", "csv_text", "differences", "markdown_text", "write_pages"]
@@ -56,7 +57,6 @@ def _sizes(rows: list[dict]) -> str:
             ("FLOPs G, paper", _printed("flops_g")),
             ("FLOPs G, training form", _number("flops_g", 2)),
             ("FLOPs G, fused", _number("flops_g_fused", 2)),
-            ("memory GB, paper", _printed("memory_gb")),
             ("Top-1, paper", _printed("top1")),
             ("mIoU, paper", _printed("miou")),
         ],
@@ -102,7 +102,12 @@ def _speeds(rows: list[dict], measured: Measured) -> str:
             ("row", lambda r: r["label"]),
             ("training, paper's ratio", _number("training_ratio_paper", 2, "x")),
             (f"training at batch {batch}, measured ratio", _number("training_ratio", 2, "x")),
+            ("training, paper's printed speed-up", _number("speedup_paper", 2, "x")),
             (f"training images/s at batch {batch}", _number("training_images_per_s", 2)),
+            ("ImageNet epoch, paper (8 A800)", _printed("epoch_time")),
+            ("ImageNet epoch here, extrapolated", lambda r: r["epoch_here"] or NONE),
+            ("memory GB, paper", _printed("memory_gb")),
+            ("peak MB here", _number("peak_mb", 0)),
             *_layout(rows, "training", "training layout"),
             ("inference, paper's ratio", _number("inference_ratio_paper", 2, "x")),
             *inference,
@@ -126,6 +131,7 @@ def _accuracies(rows: list[dict]) -> str:
             ("params M", _number("small_params_m", 2)),
             ("top-1 of each seed, %", lambda r: r["small_top1_seeds"] or NONE),
             ("mean", _number("small_top1_mean", 2)),
+            ("standard deviation", _number("small_top1_std", 2)),
             ("spread (highest - lowest)", _number("small_top1_spread", 2)),
         ],
     )
@@ -160,6 +166,7 @@ def markdown_text(measured: Measured, command: str, how: str = "") -> str:
         "## Size\n",
         f"FLOPs are multiply-adds of convolutions, linears and products at 224x224.\n\n{_sizes(rows)}\n",
         *_unlike(rows),
+        *(f"The paper disagrees with itself: {text}\n" for text in contradictions(table.name)),
     ]
     if measured.training or measured.inference:
         parts += [

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 
 from wbmm.bench.compare import Entry, compare
 from wbmm.config_files import SMALL_RECIPES, find_config
@@ -32,6 +32,11 @@ class Small:
     def spread(self) -> float | None:
         """Highest less lowest; one seed has none."""
         return max(self.top1) - min(self.top1) if len(self.runs) > 1 else None
+
+    @property
+    def deviation(self) -> float | None:
+        """Standard deviation over the seeds; one seed has none."""
+        return stdev(self.top1) if len(self.runs) > 1 else None
 
     @property
     def seconds(self) -> float:

@@ -9,26 +9,30 @@ import torch
 
 import wbmm.models  # noqa: F401  (registers them)
 from wbmm.bench.setting import Setting, add_setting_arguments
+from wbmm.io.atomic import write_text
 from wbmm.ops.backends.onednn.linear import takes_onednn
 from wbmm.ops.backends.onednn.windowed import LEAST_SIDE
 from wbmm.paper_tables import Row, get_table, load_tables
 from wbmm.train.runs import RunFacts
 
+from .counted import COUNTED
 from .measure import LAYOUTS, Costs, Measured, Timer, can_run, count_costs
 from .page import check_pages, csv_text, markdown_text, write_pages
 from .small import find_recipe, train_small
 
 BEST = "best"
-EXAMPLE = "wbmm table cross-operator --train fashion_mnist --seeds 2"
+SEEDS = 3
+EXAMPLE = "wbmm table cross-operator --train fashion_mnist"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", help=", ".join(load_tables()))
+    parser.add_argument("name", help=f"list (all 20 of the paper), or one of {', '.join((*load_tables(), *COUNTED))}")
     parser.add_argument("--rows", nargs="+", metavar="ID", help="these rows and the baselines of their ratios alone")
     parser.add_argument("--no-speed", action="store_true", help="do not measure speed")
     parser.add_argument(
         "--batch", type=int, nargs="+", default=[1, 16], help="images of a forward pass (default: 1 16)"
     )
+    parser.add_argument("--memory", action="store_true", help="peak memory of a training step, a process for each row")
     parser.add_argument("--train-batch", type=int, default=4, help="images of a training step (default: 4)")
     parser.add_argument("--size", type=int, help="side of the images when speed is measured (default: the table's)")
     parser.add_argument("--rounds", type=int, default=15, help="measured rounds, all rows in each (default: 15)")
@@ -43,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--train", metavar="RECIPE", help="train the rows small: fashion_mnist, or a training configuration"
     )
     parser.add_argument("--epochs", type=int, help="of the small recipe, in place of its own")
-    parser.add_argument("--seeds", type=int, help="runs of each row, from seed 0 (default: 2)")
+    parser.add_argument("--seeds", type=int, help="runs of each row, from seed 0 (default: 3)")
     parser.add_argument("--set", nargs="+", default=[], metavar="key=value", help="changes to the small recipe")
     parser.add_argument("--runs", type=Path, help="folder of the training runs (default: runs/ablations/RECIPE/NAME)")
     parser.add_argument("--out", type=Path, help="folder of NAME.md and NAME.csv (default: runs/table-NAME)")
@@ -61,6 +65,8 @@ def _check(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     _check(args)
+    if args.name in COUNTED:
+        return _counted(args)
     setting = None if args.no_speed else Setting.from_args(args)
     table = get_table(args.name)
     rows = table.select(args.rows)
@@ -79,6 +85,16 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _counted(args: argparse.Namespace) -> int:
+    """A table in which nothing is timed."""
+    text = COUNTED[args.name]()
+    print(text)
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+        write_text(args.out / f"{args.name}.md", f"{text}\n```sh\nwbmm table {args.name}\n```\n")
+    return 0
+
+
 def _again(old: dict[str, str], rows: list[Row], args: argparse.Namespace) -> bool:
     """Whether a row of an older sheet is measured again, in all that it has."""
     if old["row"] not in {row.id for row in rows}:
@@ -90,7 +106,7 @@ def _train(args: argparse.Namespace, measured: Measured, recipe: Path) -> bool:
     """Fills in the small recipe's runs; False if a signal stopped them."""
     folder = args.runs or Path("runs/ablations") / Path(args.train).stem / measured.table.name
     overrides = [*args.set, *([f"schedule.epochs={args.epochs}"] if args.epochs else [])]
-    found = train_small(measured.rows, recipe, args.seeds or 2, folder, overrides)
+    found = train_small(measured.rows, recipe, args.seeds or SEEDS, folder, overrides)
     if found is None:
         return False
     measured.small, measured.recipe = found, args.train
@@ -117,6 +133,8 @@ def _measure_speed(args: argparse.Namespace, measured: Measured, setting: Settin
     measured.inference = timer.inference(rows, args.batch)
     measured.training_batch = args.train_batch
     measured.training = timer.training(rows, args.train_batch)
+    if args.memory:
+        measured.peaks = timer.memory(rows, args.train_batch)
     best = f" (each row in the faster of {' and '.join(LAYOUTS)})" if layout == BEST else ""
     return (
         f"Measured: medians of {args.rounds} rounds with all rows in turn, {size}x{size}, {setting.describe()}, eager, "

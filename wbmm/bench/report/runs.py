@@ -1,0 +1,121 @@
+"""What a report is about: logs by machine and benchmark, and the paper's figures under the same keys."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from wbmm.bench.log import Entry, read_log
+from wbmm.bench.operators import paper_figures
+from wbmm.bench.training import epoch_seconds, paper_epochs
+from wbmm.timing import Timing
+
+__all__ = [
+    "BENCHES",
+    "Machine",
+    "OpKey",
+    "OpSpeeds",
+    "load_runs",
+    "op_groups",
+    "op_speeds",
+    "paper_operators",
+    "paper_training",
+    "ratio",
+    "ratio_range",
+]
+
+BENCHES = ("op", "model", "edge", "train", "seg", "det")
+SAME = ("machine", "threads", "device", "torch")
+
+OpKey = tuple[str, int, int, int]  # method, side of the kernel or window, batch, side of the map
+OpSpeeds = dict[OpKey, float]
+
+
+@dataclass
+class Machine:
+    """What was measured on one machine with one set of versions.
+
+    Attributes:
+        facts: of `wbmm.machine.machine_facts`.
+        benches: name to cells.
+    """
+
+    facts: dict[str, str]
+    benches: dict[str, list[Entry]] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        if self.facts.get("device", "cpu").startswith("cuda"):
+            return self.facts["machine"]
+        return f"{self.facts.get('threads', '?')} threads of {self.facts.get('machine', 'an unknown machine')}"
+
+    def commands(self) -> list[str]:
+        return list(dict.fromkeys(entry.command for entries in self.benches.values() for entry in entries))
+
+    def dates(self) -> str:
+        found = sorted({entry.facts.get("date", "") for entries in self.benches.values() for entry in entries} - {""})
+        return "" if not found else found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
+
+
+def load_runs(paths: Sequence[Path]) -> list[Machine]:
+    """The logs in files or folders, one `Machine` for each that they were measured on."""
+    found: dict[tuple, Machine] = {}
+    for path in paths:
+        files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+        entries = [entry for file in files if file.is_file() for entry in read_log(file) if entry.bench in BENCHES]
+        if not entries:
+            raise ValueError(
+                f"{path}: there is no log of a benchmark; expected a folder that `wbmm bench op --out` wrote, or a "
+                ".jsonl file in one"
+            )
+        for entry in entries:
+            machine = found.setdefault(tuple(entry.facts.get(key) for key in SAME), Machine(entry.facts))
+            machine.benches.setdefault(entry.bench, []).append(entry)
+    return list(found.values())
+
+
+def op_groups(entries: Sequence[Entry]) -> dict[tuple, list[Entry]]:
+    """Cells of the operator by (type, layout, mode, precision, channels); what the paper measured comes first."""
+    keys = ("dtype", "layout", "mode", "precision", "channels")
+    groups: dict[tuple, list[Entry]] = {}
+    for entry in entries:
+        if "map" in entry.cell:
+            groups.setdefault(tuple(entry.cell[key] for key in keys), []).append(entry)
+    return dict(sorted(groups.items(), key=lambda item: item[0][:3] != ("float32", "nchw", "forward")))
+
+
+def op_speeds(entries: Sequence[Entry]) -> OpSpeeds:
+    """Images a second; a backend's method is `WBMM (name)`, a compiled one's ends in `, compiled`."""
+    found: OpSpeeds = {}
+    for entry in entries:
+        for name in entry.results if "map" in entry.cell else ():
+            timing = entry.timing(name)
+            if timing is not None:
+                found[(*split_name(name), entry.cell["batch"], entry.cell["map"])] = entry.cell["batch"] / timing.median
+    return found
+
+
+def split_name(name: str) -> tuple[str, int]:
+    """`WBMM 7x7 (onednn)` as `WBMM (onednn)` and 7."""
+    method, _, rest = name.partition(" ")
+    size, _, more = rest.partition("x")
+    tail = more[len(size) :]
+    return f"{method}{tail}", int(size)
+
+
+def paper_operators() -> OpSpeeds:
+    return paper_figures()
+
+
+def paper_training() -> dict[tuple[str, str], tuple[int, float]]:
+    """Seconds of an ImageNet epoch on 8 A800 and GB of each of them, by (size, net)."""
+    return {key: (epoch_seconds(time), gb) for key, (time, gb) in paper_epochs().items()}
+
+
+def ratio(timing: Timing | None, over: Timing | None) -> float | None:
+    """How much faster `timing` is than `over`."""
+    return None if timing is None or over is None else over.median / timing.median
+
+
+def ratio_range(timing: Timing, over: Timing) -> tuple[float, float]:
+    """The ratio at the quartiles of both."""
+    return over.low / timing.high, over.high / timing.low
