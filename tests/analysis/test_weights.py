@@ -94,6 +94,15 @@ def test_tables_are_cut_to_the_map():
     torch.testing.assert_close(cut[1].table, whole[1].table[:, 2:7, 3:6])
 
 
+def test_layers_inside_a_model_of_timm():
+    net = timm.create_model("convnext_tiny_wbmm", depths=(1, 1, 1, 1), dims=(8, 8, 8, 8)).eval()
+    layers = list(effective_tables(net))
+    assert layers
+    for layer in layers:
+        module = net.get_submodule(layer.name)
+        torch.testing.assert_close(layer.table.flatten(1), module.folded_table().double())
+
+
 def test_a_layer_alone_and_one_without_any():
     table = torch.randn(4, 25)
     (found,) = effective_tables(FusedWBMM2d(table, torch.zeros(4), (3, 3)))

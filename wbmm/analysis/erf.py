@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _draw(output: Output, fields: Sequence[Tensor], labels: Sequence[str]) -> str:
     """The fields on one logarithmic scale each, with the squares of 50 and 99 %."""
-    columns = min(len(fields), 3)
+    columns = 2 if len(fields) == 4 else min(len(fields), 3)
     rows = -(-len(fields) // columns)
     width = COLUMN if columns < 3 else 2 * COLUMN
     with drawing(rows * (width / columns) + 0.35, "the figure of receptive fields", width) as figure:

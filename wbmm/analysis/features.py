@@ -15,7 +15,7 @@ from wbmm.models.wbmm import WBMM
 from wbmm.progress import progress_bar
 from wbmm.text import render_table
 
-from .opening import Pictures, add_model_arguments, find_pictures, open_subject, with_size
+from .opening import add_model_arguments, find_pictures, open_subject, spread, with_size
 from .output import COLUMN, PALETTE, Output, add_output_arguments, drawing
 from .seams import POINTS, measure_seams, summarise_seams
 from .tables import map_sizes
@@ -78,7 +78,9 @@ def run(args: argparse.Namespace) -> int:
     output = Output(args, "features")
     images = pictures.prepared(card)
     windows = _windows(subject.net)
-    maps = _draw_maps(output, subject.net, images[: args.shown], pictures, card, windows)
+    shown = spread(len(images), args.shown)
+    names = [pictures.names[i] for i in shown]
+    maps = _draw_maps(output, subject.net, images[shown], names, card, windows)
     facts = {"model": subject.label, "card": card.describe(), "images": len(images), "size": list(images.shape[2:])}
     what = f"{card.describe()}; {len(images)} {pictures.what}"
     lines = [f"# Feature maps of {subject.label}", f"{what}.", f"![maps]({maps})"]
@@ -106,7 +108,7 @@ def _windows(net: nn.Module) -> list[tuple[int, int] | None]:
     ]
 
 
-def _draw_maps(output: Output, net: nn.Module, images: Tensor, pictures: Pictures, card, windows: Sequence) -> str:
+def _draw_maps(output: Output, net: nn.Module, images: Tensor, names: Sequence[str], card, windows: Sequence) -> str:
     maps = stage_maps(net, images)
     std, mean = (torch.tensor(values).view(-1, 1, 1) for values in (card.std, card.mean))
     with drawing(1.32 * len(images) + 0.25, "the figure of the maps", 2 * COLUMN) as figure:
@@ -114,7 +116,7 @@ def _draw_maps(output: Output, net: nn.Module, images: Tensor, pictures: Picture
         for row, line in enumerate(axes):
             shown = (images[row] * std + mean).clamp(0, 1).permute(1, 2, 0)
             line[0].imshow(shown.squeeze(-1), cmap="gray", interpolation="lanczos")
-            line[0].set_ylabel(pictures.names[row][:18])
+            line[0].set_ylabel(names[row][:18])
             for i, axis in enumerate(line[1:]):
                 axis.imshow(to_rgb(maps[i][row]), interpolation="nearest")
             for i, axis in enumerate(line):

@@ -23,7 +23,7 @@ from wbmm.mm.backbone import WBMMBackbone
 from wbmm.mm.mm_checkpoint import MMCheckpoint, is_mm, read_mm_checkpoint
 from wbmm.models.state import CheckpointError
 
-__all__ = ["Pictures", "Subject", "add_model_arguments", "find_pictures", "open_subject", "with_size"]
+__all__ = ["Pictures", "Subject", "add_model_arguments", "find_pictures", "open_subject", "spread", "with_size"]
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,13 @@ class Pictures:
         return torch.stack([transform(image) for image in self.originals])
 
 
+def spread(count: int, most: int) -> list[int]:
+    """At most so many of the numbers below `count`, evenly spread."""
+    if most >= count:
+        return list(range(count))
+    return [round(i * (count - 1) / max(most - 1, 1)) for i in range(most)]
+
+
 def find_pictures(paths: list[Path] | None, most: int) -> Pictures:
     """Up to `most` pictures, evenly spread over files and folders; drawn landscapes where none are given."""
     if most < 1:
@@ -136,7 +143,6 @@ def find_pictures(paths: list[Path] | None, most: int) -> Pictures:
         count = min(most, 16)
         return Pictures([draw_landscape(i) for i in range(count)], [f"landscape {i}" for i in range(count)], "drawn")
     found = find_images(paths)
-    steps = (round(i * (len(found) - 1) / max(most - 1, 1)) for i in range(most))
-    chosen = [found[i] for i in steps] if most < len(found) else found
+    chosen = [found[i] for i in spread(len(found), most)]
     source = FileSource(chosen)
     return Pictures([source.image(i) for i in range(len(chosen))], [path.stem for path in chosen], "photographs")

@@ -87,7 +87,7 @@ def effective_tables(model: nn.Module, size: tuple[int, int] | None = None) -> I
         window = (min(mixer.window[0], limit[0]), min(mixer.window[1], limit[1]))
         fused = mixer.fuse(norm) if hasattr(mixer, "fuse") else mixer
         tables = [table.detach().double().cpu() for table in fused.tables()]
-        yield LayerTable(name, stage, KINDS[type(mixer)], window, mixer.window, *_means(tables, mixer.window, window))
+        yield LayerTable(name, stage, _kind(mixer), window, mixer.window, *_means(tables, mixer.window, window))
 
 
 def _find_mixers(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.BatchNorm2d | None]]:
@@ -97,8 +97,12 @@ def _find_mixers(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.BatchNor
         if isinstance(module, Block | FusedBlock):
             norms[module.mixer] = getattr(module, "norm", None)
     for name, module in model.named_modules():
-        if type(module) in KINDS:
+        if isinstance(module, tuple(KINDS)):
             yield name, module, norms.get(module)
+
+
+def _kind(mixer: nn.Module) -> str:
+    return next(kind for layer, kind in KINDS.items() if isinstance(mixer, layer))
 
 
 def _means(tables: Sequence[Tensor], own: Window, window: Window) -> tuple[Tensor, Tensor, Tensor]:
