@@ -205,7 +205,8 @@ def test_two_processes_decide_alike(make_config, start_command, assert_same_stat
     assert_same_state(device, host)
     assert_same_state(device, stopped)
     assert "SIGTERM: saved at step 11" in said or "SIGTERM: saved at step 12" in said
-    assert said.count("step 9, learning rate") == 3, "of the first process alone, in each of three runs"
+    for step, runs in ((6, 4), (9, 3)):
+        assert said.count(f"step {step}, learning rate") == runs, "said by the first process alone, once a run"
 
 
 def test_a_sum_in_which_a_process_is_missing_is_an_error():

@@ -20,15 +20,23 @@ RANK = int(os.environ["RANK"])
 QUIET = ["log.every=1000"]
 
 
-def poison(patch, steps):
-    """NaN images at the given steps, in the second process alone."""
-    original = engine.prepare
+def poison(patch, steps, losses=()):
+    """NaN images, or a NaN loss with good gradients, at the given steps, in the second process alone.
+
+    The gradients of the images' NaN reach both processes. Of the loss's, the first only hears.
+    """
+    original, forward = engine.prepare, engine.forward
 
     def poisoned(run, batch, micro):
         images, targets = original(run, batch, micro)
         return (images * math.nan if RANK == 1 and run.position.step in steps else images), targets
 
+    def lost(run, *args):
+        loss = forward(run, *args)
+        return loss + math.nan if RANK == 1 and run.position.step in losses else loss
+
     patch.setattr(engine, "prepare", poisoned)
+    patch.setattr(engine, "forward", lost)
 
 
 def count_reads(patch) -> list[str]:
@@ -79,20 +87,20 @@ def main(config: Path) -> None:
     outcome.QUEUED = ("cuda", "cpu")
     dist.World.close = lambda world: None  # the group stays for the next run
     with pytest.MonkeyPatch.context() as patch:
-        poison(patch, {0, 2, 3, 9})
+        poison(patch, {0, 2, 3, 9}, {6})
         reads = count_reads(patch)
         assert run(config, "device").status == "finished"
         assert not reads, f"a step reads from the device: {reads}"
     with pytest.MonkeyPatch.context() as patch:
-        poison(patch, {0, 2, 3, 9})
+        poison(patch, {0, 2, 3, 9}, {6})
         patch.setattr(engine, "decides_on_device", lambda *_: False)
         assert run(config, "host").status == "finished"
     with pytest.MonkeyPatch.context() as patch:
-        poison(patch, {0, 2, 3, 9})
+        poison(patch, {0, 2, 3, 9}, {6})
         stop_at(patch, 10)
         assert run(config, "stopped").status == "stopped"
     with pytest.MonkeyPatch.context() as patch:
-        poison(patch, {0, 2, 3, 9})
+        poison(patch, {0, 2, 3, 9}, {6})
         assert run(config, "stopped", "resume=auto").status == "finished"
     with pytest.MonkeyPatch.context() as patch:
         poison(patch, range(5, 100))
