@@ -248,6 +248,9 @@ def _configure(args: argparse.Namespace, extra: str) -> Config:
         cfg.work_dir = args.work_dir
     elif cfg.get("work_dir") is None:
         cfg.work_dir = str(Path("work_dirs") / Path(args.config).stem)
+    file = Path(cfg.filename or "")
+    if file.resolve().parent == Path(cfg.work_dir).resolve():  # mmengine would write the whole of it over the file
+        object.__setattr__(cfg, "_filename", str(file.with_name(f"{file.stem}_whole.py")))
     torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     cfg.launcher = args.launcher or ("pytorch" if torchrun else "none")
     return cfg
