@@ -15,6 +15,7 @@ reduce_zero_label = False  # True: label 0 does not count, and class i has the l
 data_root = "data/custom"
 train_images, train_masks, train_list = "images/train", "masks/train", ""  # "": every image of the folder
 val_images, val_masks, val_list = "images/val", "masks/val", ""
+test_images, test_masks, test_list = "$val_images", "$val_masks", "$val_list"  # of tools/test_seg.py
 img_suffix, mask_suffix = ".jpg", ".png"
 crop = (512, 512)  # height and width of what is trained on
 scale = (2048, 512)  # pictures are scaled into it, with their aspect ratio kept; in training by 0.5 to 2 more
@@ -77,7 +78,13 @@ val_dataloader = dict(
         pipeline=test_pipeline,
     ),
 )
-test_dataloader = val_dataloader
+test_dataset = dict(
+    **dataset,
+    ann_file="$test_list",
+    data_prefix=dict(img_path="$test_images", seg_map_path="$test_masks"),
+    pipeline=test_pipeline,
+)
+test_dataloader = {**val_dataloader, "dataset": test_dataset}
 val_evaluator = dict(type="IoUMetric", iou_metrics=["mIoU"])
 test_evaluator = val_evaluator
 

@@ -1,12 +1,16 @@
 """Configurations that follow a few variables, from any folder."""
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("mmseg")
 
 from mmengine.config import Config
 
-from wbmm.mm.build import load_mm_config
+from wbmm.mm.build import build_mm_model, load_mm_config
+
+CONFIGS = Path(__file__).parents[3] / "configs"
 
 
 def test_a_copied_file_works_from_any_folder(tmp_path, monkeypatch):
@@ -41,7 +45,7 @@ def test_one_head_is_all_heads_of_a_cascade(tmp_path):
     heads = cfg.model.roi_head.bbox_head
     assert [head.num_shared_fcs for head in heads] == [2, 2, 2]
     assert [head.num_classes for head in heads] == [2, 2, 2]
-    paper = Config.fromfile("configs/coco/wbmm-t-dense_cascade-mask-rcnn_8xb2-3x_coco.py").model
+    paper = Config.fromfile(CONFIGS / "coco" / "wbmm-t-dense_cascade-mask-rcnn_8xb2-3x_coco.py").model
     assert [h.bbox_coder for h in heads] == [h.bbox_coder for h in paper.roi_head.bbox_head]
     assert [part.assigner for part in cfg.model.train_cfg.rcnn] == [part.assigner for part in paper.train_cfg.rcnn]
 
@@ -56,5 +60,20 @@ def test_a_name_that_is_no_variable(tmp_path):
 
 
 def test_others_are_left_alone():
-    path = "configs/ade20k/wbmm-t-dense_upernet_8xb2-160k_ade20k-512x512.py"
+    path = CONFIGS / "ade20k" / "wbmm-t-dense_upernet_8xb2-160k_ade20k-512x512.py"
     assert load_mm_config(path)._cfg_dict == Config.fromfile(path)._cfg_dict
+
+
+@pytest.mark.parametrize("path", sorted(Path(p) for d in ("camvid", "pennfudan") for p in CONFIGS.glob(f"{d}/*.py")),
+                         ids=lambda path: path.stem)  # fmt: skip
+def test_small_configurations_build(path):
+    scope = "mmseg" if path.parent.name == "camvid" else "mmdet"
+    pytest.importorskip(scope)
+    cfg = load_mm_config(path)
+    assert cfg.model.backbone.init_cfg.type == "Pretrained"
+    model = build_mm_model(cfg, scope)
+    assert sum(parameter.numel() for parameter in model.parameters()) < 12e6
+    if scope == "mmseg":
+        assert cfg.test_dataloader.dataset.data_prefix.img_path == "images/test"
+        assert cfg.val_dataloader.dataset.data_prefix.img_path == "images/val"
+        assert model.decode_head.ignore_index == 255, "it follows the data set's when training starts"

@@ -56,12 +56,14 @@ class FoundMasks:
         train, val: images and masks of each part; the same object where one folder holds both.
         lists: names of each part, where they share a folder; None where folders tell.
         how: how the parts were told apart, in words.
+        test: images and masks of a third part, if there is one.
     """
 
     train: Pairs
     val: Pairs
     lists: dict[str, list[str]] | None
     how: str
+    test: Pairs | None = None
 
     def names(self, part: str) -> list[str]:
         return self.lists[part] if self.lists else getattr(self, part).names
@@ -85,7 +87,8 @@ def find_masks(root: Path, held_back: float = 0.2) -> FoundMasks:
     train = pairs.get("train") or pairs[None]
     if "train" in pairs and ("val" in pairs or "test" in pairs):
         val = pairs.get("val") or pairs["test"]
-        return FoundMasks(train, val, None, f"folders {_name(train.images, root)} and {_name(val.images, root)}")
+        how = f"folders {_name(train.images, root)} and {_name(val.images, root)}"
+        return FoundMasks(train, val, None, how, pairs.get("test") if "val" in pairs else None)
     lists = _voc_lists(root, train)
     if lists:
         return FoundMasks(train, train, lists, "lists in ImageSets/Segmentation")

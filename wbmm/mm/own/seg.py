@@ -43,6 +43,8 @@ def choose_segmentor(args: argparse.Namespace, folder: Path) -> Choices:
     count = {part: len(found.names(part)) for part in ("train", "val")}
     choices.rows.append(("images", f"{count['train']} to train, {count['val']} to validate", found.how))
     choices.variables |= _places(found, args.data, folder)
+    if "test_images" in choices.variables:
+        choices.rows.append(("test set", f"{len(found.test.names)} images", "of tools/test_seg.py"))
     file = args.classes or find_class_list(args.data)
     classes = read_classes(file) if file else None
     masks = [*found.train.mask_paths(found.names("train")), *found.val.mask_paths(found.names("val"))]
@@ -98,6 +100,9 @@ def _places(found: FoundMasks, root: Path, folder: Path) -> dict:
             with atomic_path(file, force=True) as temporary:
                 temporary.write_text("".join(f"{name}\n" for name in found.lists[part]))
             places[f"{part}_list"] = str(file)
+    if found.test is not None and found.test.mask_suffix == found.train.mask_suffix:
+        places["test_images"] = str(found.test.images.absolute().relative_to(root))
+        places["test_masks"] = str(found.test.masks.absolute().relative_to(root))
     first, second = ((p.img_suffix, p.mask_suffix) for p in (found.train, found.val))
     if first != second:
         raise ValueError(f"names end with {first} in {found.train.images} and with {second} in {found.val.images}")
