@@ -2,4 +2,4 @@
 _base_ = ["./_base_/upernet_small.py"]
 
 arch = "convnext_atto"
-init_cfg = dict(type="Pretrained", checkpoint="runs/tiny50/convnext_atto/best.pt")
+init = "runs/tiny50/convnext_atto/best.pt"

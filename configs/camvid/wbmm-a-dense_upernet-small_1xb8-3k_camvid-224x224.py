@@ -1,5 +1,5 @@
-# Starts from a short classification run of its own; init_cfg=None for none.
+# Starts from a short classification run of its own; init=None for none.
 _base_ = ["./_base_/upernet_small.py"]
 
 arch = "wbmm_a_dense"
-init_cfg = dict(type="Pretrained", checkpoint="runs/tiny50/wbmm_a_dense/best.pt")
+init = "runs/tiny50/wbmm_a_dense/best.pt"

@@ -2,4 +2,4 @@
 _base_ = ["./_base_/upernet_small.py"]
 
 arch = "wbmm_a_hier"
-init_cfg = dict(type="Pretrained", checkpoint="runs/tiny50/wbmm_a_dense/best.pt", resize_tables=True)
+init, resize_tables = "runs/tiny50/wbmm_a_dense/best.pt", True

@@ -6,7 +6,7 @@
 _base_ = ["../ade20k/_base_/upernet.py", "../ade20k/_base_/runtime.py"]
 
 arch = "wbmm_t_dense"  # of the zoo, or a name that timm knows
-init_cfg = None  # dict(type="Pretrained", checkpoint=FILE); None: from scratch
+init, resize_tables = None, False  # a file of weights, or None: from scratch; interpolate tables of other windows
 drop_path_rate = 0.1
 head_channels, auxiliary_channels = 512, 256
 classes = ("background", "object")

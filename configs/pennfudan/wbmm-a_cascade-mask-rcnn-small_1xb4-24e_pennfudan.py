@@ -13,5 +13,5 @@ batch_size, workers = 4, 1
 max_epochs, milestones, warmup = 24, (16, 22), 100
 lr, decay_rate, drop_path_rate = 3e-4, 0.9, 0.1
 arch = "wbmm_a"
-init_cfg = dict(type="Pretrained", checkpoint="runs/tiny50/wbmm_a/best.pt")
+init = "runs/tiny50/wbmm_a/best.pt"
 box_convs = 1

@@ -8,7 +8,7 @@ from wbmm.mm.pictures import TILE, _lab, class_colours, distinct_colours, draw_m
 
 
 def test_colours_can_be_told_apart():
-    for count, least in ((11, 45), (20, 30), (40, 15)):
+    for count, least in ((11, 40), (20, 30), (40, 15)):
         places = _lab(distinct_colours(count) / 255)
         distances = np.linalg.norm(places[:, None] - places[None], axis=-1) + 1e3 * np.eye(count)
         assert distances.min() > least, count

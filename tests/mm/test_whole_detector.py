@@ -40,7 +40,7 @@ arch, scale, workers = "wbmm_a", (112, 80), 0
 width, rois, box_features, mask_convs, proposals, anchor_scale = 8, 8, 16, 1, 20, 4
 model = dict(
     backbone=dict(dims=(8, 8, 16, 16), depths=(1, 1, 1, 1), pattern=("W", "D", "W", "W")),
-    test_cfg=dict(rcnn=dict(score_thr=0.2)),
+    test_cfg=dict(rcnn=dict(score_thr=0.02)),
 )
 """
 
@@ -78,7 +78,7 @@ def check_same_objects(folder, file):
     net, found = (open_photo_detector(str(f), c) for f, c in ((folder / "net.pth", folder / "tiny.py"), (file, None)))
     assert found.classes == net.classes == ["disc", "square", "triangle"]
     np.testing.assert_array_equal(found.colours, net.colours)
-    count = 0
+    count, labels = 0, set()
     for path in sorted((folder / "data" / "val2017").glob("*.jpg")):
         image = Image.open(path).convert("RGB")
         expected, got = net.find(image), found.find(image)
@@ -87,9 +87,9 @@ def check_same_objects(folder, file):
         np.testing.assert_allclose(got.scores, expected.scores, rtol=0, atol=1e-4)
         assert got.masks.shape == expected.masks.shape == (len(got.boxes), image.height, image.width)
         assert (got.masks != expected.masks).mean() < 1e-4
-        count += len(got.boxes)
+        count, labels = count + len(got.boxes), labels | set(got.labels.tolist())
     assert count > 10
-    assert len(set(expected.labels.tolist())) > 1
+    assert len(labels) > 1
 
 
 def test_a_file_finds_what_mmdet_finds(place):

@@ -8,11 +8,14 @@ from mmengine.logging import print_log
 from mmengine.registry import HOOKS
 from PIL import Image, ImageOps
 
+from wbmm.text import printable
+
 from .pictures import class_colours, distinct_colours, draw_mosaic, draw_objects
 
 __all__ = ["MosaicHook"]
 
 OPACITY = 0.6
+MOST_NAMES = 40  # in the legend
 LEAST_SCORE = 0.3  # of a detection that is drawn
 
 
@@ -29,6 +32,7 @@ class MosaicHook(Hook):
     def __init__(self, file: str, count: int = 6) -> None:
         self.file, self.count = Path(file), count
         self.rows: list = []
+        self.legend: list = []
 
     def before_test(self, runner) -> None:
         self.rows = []
@@ -44,8 +48,13 @@ class MosaicHook(Hook):
         with Image.open(path) as file:
             image = ImageOps.exif_transpose(file).convert("RGB")
         meta = runner.test_dataloader.dataset.metainfo
-        draw = _labels if "pred_sem_seg" in sample else _objects
-        pair = draw(image, sample, list(meta.get("classes") or ()), meta.get("palette"))
+        classes, palette = list(meta.get("classes") or ()), meta.get("palette")
+        if "pred_sem_seg" in sample:
+            pair = _labels(image, sample, classes, palette)
+            colours = class_colours(len(classes), palette)
+            self.legend = [(printable(n), tuple(c)) for n, c in zip(classes, colours, strict=True)][:MOST_NAMES]
+        else:
+            pair = _objects(image, sample, classes)
         if pair is not None:
             self.rows.append(pair)
 
@@ -53,7 +62,7 @@ class MosaicHook(Hook):
         if not self.rows or runner.rank:
             return
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        draw_mosaic(self.rows, ("annotated", "predicted")).save(self.file)
+        draw_mosaic(self.rows, ("annotated", "predicted"), self.legend).save(self.file)
         print_log(f"{len(self.rows)} pictures, annotated and predicted: {self.file}", logger="current")
 
 
@@ -72,7 +81,7 @@ def _labels(image: Image.Image, sample, classes: list[str], palette) -> tuple[Im
     return tuple(pair)
 
 
-def _objects(image: Image.Image, sample, classes: list[str], _palette) -> tuple[Image.Image, Image.Image] | None:
+def _objects(image: Image.Image, sample, classes: list[str]) -> tuple[Image.Image, Image.Image] | None:
     pair = []
     for name in ("gt_instances", "pred_instances"):
         found = sample.get(name)

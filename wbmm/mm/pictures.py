@@ -172,12 +172,15 @@ def _label(pen: ImageDraw.ImageDraw, text: str, left: float, top: float, colour:
     pen.text((left + 2 - x0, top + 2 - y0), text, fill=(0, 0, 0) if dark else (255, 255, 255), font=font)
 
 
-def draw_mosaic(rows: Sequence[Sequence[Image.Image]], titles: Sequence[str]) -> Image.Image:
+def draw_mosaic(
+    rows: Sequence[Sequence[Image.Image]], titles: Sequence[str], legend: Sequence[tuple[str, tuple]] = ()
+) -> Image.Image:
     """One sheet of pictures: a row each, under titles for the columns; all are scaled to one width.
 
     Args:
         rows: as many pictures in each as there are titles.
         titles: of the columns.
+        legend: names and colours, below.
     """
     scaled = [[p.resize((TILE, max(1, round(p.height * TILE / p.width)))) for p in row] for row in rows]
     heights = [max(picture.height for picture in row) for row in scaled]
@@ -190,4 +193,4 @@ def draw_mosaic(rows: Sequence[Sequence[Image.Image]], titles: Sequence[str]) ->
         for column, picture in enumerate(row):
             sheet.paste(picture, (column * (TILE + gap), top))
         top += height + gap
-    return sheet
+    return _with_legend(sheet, list(legend)) if legend else sheet

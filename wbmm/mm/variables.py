@@ -83,9 +83,13 @@ def derived_variables(cfg: Config) -> dict:
     """Variables that follow from others, unless the configuration sets them.
 
     `num_classes` and `palette` from `classes`; `backbone_type` and `channels` (of its four maps) from `arch`;
-    `persistent_workers` from `workers`; `val_json_path` from `data_root` and `val_json`.
+    `persistent_workers` from `workers`; `val_json_path` from `data_root` and `val_json`; `init_cfg` of the
+    backbone from `init` and `resize_tables`.
     """
-    found = {"persistent_workers": bool(cfg.get("workers"))}
+    found = {"persistent_workers": bool(cfg.get("workers")), "init_cfg": None}
+    if cfg.get("init"):
+        found["init_cfg"] = {"type": "Pretrained", "checkpoint": cfg.init}
+        found["init_cfg"] |= {"resize_tables": True} if cfg.get("resize_tables") else {}
     if cfg.get("val_json"):
         found["val_json_path"] = str(Path(cfg.data_root, cfg.val_json))
     if cfg.get("classes"):

@@ -1,6 +1,6 @@
 # Data of your own in COCO's format, and a short schedule; the variables are those of the files beside this folder.
 arch = "wbmm_t_dense"  # of the zoo, or a name that timm knows
-init_cfg = None  # dict(type="Pretrained", checkpoint=FILE); None: from scratch
+init, resize_tables = None, False  # a file of weights, or None: from scratch; interpolate tables of other windows
 drop_path_rate = 0.1
 classes = ("thing",)  # names of the categories, in the file's order
 data_root = "data/custom/"

@@ -28,6 +28,9 @@ def test_a_copied_file_works_from_any_folder(tmp_path, monkeypatch):
         assert resize.scale == (320, 240)
         assert len(loader.dataset.metainfo.palette) == 3
     assert cfg.optim_wrapper.optimizer.lr == 1e-3
+    assert cfg.model.backbone.init_cfg is None
+    cfg = load_mm_config("mine.py", {"init": "weights.pt", "resize_tables": True})
+    assert cfg.model.backbone.init_cfg == {"type": "Pretrained", "checkpoint": "weights.pt", "resize_tables": True}
     assert "$" not in str(cfg._cfg_dict)
 
 

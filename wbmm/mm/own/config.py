@@ -88,7 +88,7 @@ def choose_start(choices: Choices, model: str, init: str | None, steps: int, lr:
     elif not Path(init).is_file() and not timm.is_model(init.partition(".")[0]):
         raise ValueError(f"--init {init}: there is no such file, and timm knows no such model")
     place = os.path.abspath(source) if source and Path(source).is_file() else source
-    choices.variables["init_cfg"] = {"type": "Pretrained", "checkpoint": place} if place else None
+    choices.variables["init"] = place
     choices.rows.append(("starts from", source or "scratch", why))
     if source is None and model in load_zoo() and steps < FEW_STEPS:
         choices.backbone["ls_init_value"] = 0.1

@@ -61,7 +61,7 @@ def choose_detector(args: argparse.Namespace, folder: Path) -> Choices:
         text = ", ".join(f"{key} {value}" for key, value in SMALL_HEADS.items())
         choices.rows.append(("heads", text, "--small-heads"))
     choose_start(choices, args.model, args.init, steps, {True: 1e-4, False: 5e-4})
-    choices.variables["decay_rate"] = 0.8 if choices.variables["init_cfg"] else 1.0
+    choices.variables["decay_rate"] = 0.8 if choices.variables["init"] else 1.0
     choose_workers(choices)
     return choices
 
