@@ -54,7 +54,7 @@ def prepare(folder, base):
     randomize(model.backbone)
     heads = model.roi_head.bbox_head
     for head in heads if isinstance(heads, torch.nn.ModuleList) else [heads]:
-        torch.nn.init.normal_(head.fc_cls.weight, std=2.0)
+        torch.nn.init.normal_(head.fc_cls.weight, std=0.6)
         torch.nn.init.normal_(head.fc_reg.weight, std=0.3)
     torch.save({"meta": {}, "state_dict": model.state_dict()}, folder / "net.pth")
     return folder
