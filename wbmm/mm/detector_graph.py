@@ -83,7 +83,7 @@ class DetectorGraph(NeckMaps):
 
     def _anchors(self, level: int, part: Tensor) -> Tensor:
         """`[H * W * A, 4]`."""
-        generator = self.rpn_head.anchor_generator
+        generator = self.rpn_head.prior_generator
         stride_x, stride_y = generator.strides[level]
         base = generator.base_anchors[level].to(part)
         x = torch.arange(part.shape[3]).to(part) * stride_x
@@ -191,7 +191,7 @@ def _check(model: nn.Module) -> None:
     for cfg in (model.test_cfg.rpn, model.test_cfg.rcnn):
         if cfg.nms.get("type", "nms") != "nms" or cfg.nms.get("class_agnostic"):
             reasons.append(f"suppression by {dict(cfg.nms)}")
-    if not model.rpn_head.use_sigmoid_cls or model.rpn_head.anchor_generator.center_offset:
+    if not model.rpn_head.use_sigmoid_cls or model.rpn_head.prior_generator.center_offset:
         reasons.append("an RPN with a softmax or shifted anchors")
     masks = (head.mask_roi_extractor,) if head.with_mask else ()
     for extractor in (head.bbox_roi_extractor, *masks):
