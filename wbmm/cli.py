@@ -12,6 +12,8 @@ COMMANDS = {
     "info": ("wbmm.commands.info", "one model, stage by stage"),
     "doctor": ("wbmm.commands.doctor", "versions, usable backends and extras, and what to install for the rest"),
     "train": ("wbmm.commands.train", "train a model, on your own pictures or from a configuration"),
+    "train-seg": ("wbmm.mm.own.seg", "train a segmentor on your own images and masks"),
+    "train-det": ("wbmm.mm.own.det", "train a detector on your own annotations in COCO's format"),
     "runs": ("wbmm.train.runs", "compare training runs"),
     "reparam": ("wbmm.commands.reparam", "a checkpoint to its fused inference form"),
     "export": (

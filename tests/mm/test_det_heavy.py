@@ -57,15 +57,20 @@ def test_resumed_at_the_same_epoch_and_rate(run):
     assert all(line["lr"] == before[line["step"]] for line in second if line["step"] in before)
 
 
+def read_figures(config, checkpoint, folder, *options) -> dict[str, float]:
+    """What tools/test_det.py prints."""
+    result = tool("test_det", config, checkpoint, "--work-dir", folder, *options, timeout=1200)
+    assert result.returncode == 0, result.stderr[-3000:]
+    line = re.findall(r" form, single scale: (.+)", result.stdout + result.stderr)[-1]
+    return {key: float(value) for key, value in re.findall(r"coco/(\w+) ([-\d.e]+)", line)}
+
+
 def test_accuracy_fused_and_not(run):
     """Held-out images, COCO's own metrics: box AP50 above 0.8, mask AP50 above 0.7, and the same fused."""
     out, config, _ = run
     figures = {}
     for name, options in {"plain": [], "compact": ["--fuse"], "dense": ["--fuse", "dense"]}.items():
-        result = tool("test_det", config, out / f"epoch_{EPOCHS}.pth", "--work-dir", out / name, *options, timeout=1200)
-        assert result.returncode == 0, result.stderr[-3000:]
-        line = re.findall(r" form, single scale: (.+)", result.stdout + result.stderr)[-1]
-        figures[name] = {key: float(value) for key, value in re.findall(r"coco/(\w+) ([-\d.e]+)", line)}
+        figures[name] = read_figures(config, out / f"epoch_{EPOCHS}.pth", out / name, *options)
     print(figures["plain"])
     assert figures["plain"]["bbox_mAP_50"] > 0.8
     assert figures["plain"]["segm_mAP_50"] > 0.7
@@ -74,13 +79,17 @@ def test_accuracy_fused_and_not(run):
             assert figures[form][key] == pytest.approx(value, abs=0.001), (form, key)
 
 
-def test_a_trained_detector_exports(run, tmp_path, capsys):
+def test_a_trained_detector_is_the_same_in_one_file(run, tmp_path, capsys):
     out, config, _ = run
+    checkpoint = out / f"epoch_{EPOCHS}.pth"
+    expected = read_figures(config, checkpoint, out / "again")
     for suffix in ("onnx", "xml"):
-        target = tmp_path / f"neck.{suffix}"
-        argv = ["export", out / f"epoch_{EPOCHS}.pth", target, "--config", config, "--size", "128", "160"]
-        assert cli.main([*map(str, argv)]) == 0, capsys.readouterr().err
-        assert target.is_file()
+        target = tmp_path / f"whole.{suffix}"
+        assert cli.main(["export", str(checkpoint), str(target), "--config", str(config)]) == 0, capsys.readouterr().err
+        found = read_figures(config, target, out / suffix)
+        assert found.keys() == expected.keys()
+        for key, value in expected.items():
+            assert found[key] == pytest.approx(value, abs=0.002), (suffix, key)
 
 
 def test_detected_objects_are_where_they_were_drawn(run, tmp_path, capsys):

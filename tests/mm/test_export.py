@@ -119,7 +119,8 @@ def test_a_detectors_backbone_and_neck(tmp_path, capsys):
     import onnxruntime
 
     model = prepare(tmp_path, DETECTOR, build_detector)
-    assert export(tmp_path, "--format", "onnx", "--size", "96", "160", "--dynamic-batch") == 0, capsys.readouterr().err
+    options = ["--format", "onnx", "--neck", "--size", "96", "160", "--dynamic-batch"]
+    assert export(tmp_path, *options) == 0, capsys.readouterr().err
     session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
     assert [output.name for output in session.get_outputs()] == ["p2", "p3", "p4", "p5", "p6"]
     runner = open_runner(tmp_path / "net.onnx")
@@ -135,7 +136,7 @@ def test_a_detectors_backbone_and_neck(tmp_path, capsys):
 def test_a_detectors_maps_at_any_size(suffix, tmp_path):
     model = prepare(tmp_path, DETECTOR, build_detector)
     path = tmp_path / f"net{suffix}"
-    assert export(tmp_path, str(path), "--size", "96", "160", "--dynamic-batch", "--dynamic-size") == 0
+    assert export(tmp_path, str(path), "--neck", "--size", "96", "160", "--dynamic-batch", "--dynamic-size") == 0
     runner = open_runner(path)
     for shape in [(1, 3, 96, 160), (2, 3, 97, 131), (1, 3, 65, 224), (1, 3, 256, 320)]:
         x = torch.randn(shape)

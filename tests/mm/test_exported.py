@@ -100,6 +100,7 @@ def test_a_file_of_the_test_scale(fixed, caplog):
     assert share_of_other_labels(fixed, file) < TIES
     assert not warnings_of(caplog)
     assert score(fixed, file)["mIoU"] == pytest.approx(score(fixed, fixed / "net.pth")["mIoU"], abs=0.01)
+    assert Image.open(fixed / "work" / "test_mosaic.png").width > 600, "annotated beside predicted"
 
 
 def test_a_file_of_any_size(dynamic):

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,27 @@ def test_the_slurm_script_wants_to_know_the_folder(slurm):
     )
     assert result.returncode == 2
     assert "say out=FOLDER" in result.stderr
+
+
+def test_segmentors_and_detectors_are_requeued(slurm, tmp_path):
+    """mmengine saves nothing at a signal; the job that follows resumes from its newest checkpoint."""
+    (tmp_path / "python").write_text('#!/usr/bin/env bash\necho "$@" > "$STUB/args"; exec sleep 60\n')
+    (tmp_path / "python").chmod(0o755)
+    environment = {**os.environ, **slurm, "PYTHON": str(tmp_path / "python"), "TOOL": "train_seg"}
+    command = ["bash", str(SCRIPTS / "train_slurm.sh"), "x.py"]
+    refused = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert (refused.returncode, "say --work-dir FOLDER" in refused.stderr) == (2, True)
+    script = subprocess.Popen([*command, "--work-dir", str(tmp_path / "run")], env=environment)
+    end = time.monotonic() + 60
+    while not (tmp_path / "args").is_file() and time.monotonic() < end:
+        time.sleep(0.1)
+    script.send_signal(signal.SIGUSR1)
+    assert script.wait(60) == 0
+    os.killpg(int((tmp_path / "step").read_text()), signal.SIGKILL)  # as Slurm does with a requeued job
+    assert (tmp_path / "calls").read_text().splitlines() == ["scontrol requeue 7"]
+    said = (tmp_path / "args").read_text().split()
+    assert said[-4:] == ["x.py", "--work-dir", str(tmp_path / "run"), "--resume"]
+    assert Path(said[-5]).name == "train_seg.py"
 
 
 @pytest.mark.parametrize("tool", ["train", "train_seg"])

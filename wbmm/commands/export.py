@@ -30,6 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=1, help="batch size, where it is not dynamic")
     parser.add_argument("--with-preprocess", action="store_true", help="take uint8 images and normalise in the graph")
     parser.add_argument("--features", action="store_true", help="the maps of the four stages instead of logits")
+    parser.add_argument(
+        "--neck", action="store_true", help="of a detector, backbone and neck alone: the maps p2, p3, ..."
+    )
     parser.add_argument("--form", choices=FUSED_FORMS, help="compact (default), or dense")
     parser.add_argument("--half", action="store_true", help="store the weights in float16 (openvino)")
     parser.add_argument("--config", type=Path, help="of an mmseg or mmdet checkpoint")
@@ -83,10 +86,14 @@ def _open(args: argparse.Namespace) -> Exportable:
         raise ValueError(
             f"{args.input} is a model's name, not a file with weights; say --random-weights if that is meant"
         )
+    if args.neck and args.config is None:
+        raise ValueError("--neck is for a detector's checkpoint, with its --config FILE")
     if args.config is not None:
         from wbmm.mm.exportable import open_exportable
 
-        exportable = open_exportable(args.config, path, args.features)
+        exportable = open_exportable(args.config, path, args.features, args.neck)
+        # A detector's pictures keep their aspect ratio, so that one size would fit few of them.
+        args.dynamic_size |= exportable.boxes and args.size is None
     else:
         model = load_model(path, args.model, args.ema)
         exportable = as_exportable(model, model.card, args.features)

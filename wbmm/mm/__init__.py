@@ -6,7 +6,9 @@ configuration names), `build`, `loading`, `check_data` and `runner`. All others 
 a module of the first kind only inside a function, after `require`.
 """
 
+import contextlib
 import importlib
+import io
 
 from wbmm.extras import install_extra
 
@@ -30,10 +32,21 @@ def require(extra: str) -> None:
             advice = install_extra(extra)
             advice = f"{MMCV_HELP}, then {advice}" if name == "mmcv" else advice
             raise ImportError(f"{_TASKS[extra]} needs {name}, which cannot be imported ({error}): {advice}") from None
+    if extra == "seg":
+        _import_quietly("mmseg.datasets")
     if extra == "det":
         usable, detail = check_mmcv_ops()
         if not usable:
             raise ImportError(f"detection needs mmcv's operators: {detail}")
+
+
+def _import_quietly(name: str) -> None:
+    """Imports a module that prints about optional parts ("Could not import OneDL") on the way; the rest is shown."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        importlib.import_module(name)
+    lines = [line for line in said.getvalue().splitlines() if "OneDL" not in line]
+    print(*lines, sep="\n", end="\n" if lines else "")
 
 
 def check_mmcv_ops() -> tuple[bool, str]:

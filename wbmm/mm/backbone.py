@@ -20,7 +20,15 @@ from wbmm.zoo import load_zoo
 
 from .pretrained import load_pretrained
 
-__all__ = ["TimmBackbone", "WBMMBackbone", "check_indices", "check_init", "load_timm_weights", "spread_biases"]
+__all__ = [
+    "TimmBackbone",
+    "WBMMBackbone",
+    "check_indices",
+    "check_init",
+    "load_timm_weights",
+    "spread_biases",
+    "timm_channels",
+]
 
 
 class WBMMBackbone(WBMM):
@@ -293,6 +301,11 @@ def _create_features(arch: str, out_indices: tuple[int, ...], args: dict) -> nn.
     if strides != expected:
         raise ValueError(f"arch {arch!r} gives maps of strides {strides}; a backbone's are {expected}")
     return body
+
+
+def timm_channels(arch: str) -> list[int]:
+    """Channels of the four maps of a model of timm's."""
+    return list(_create_features(arch, tuple(range(len(STRIDES))), {}).feature_info.channels())
 
 
 def _up_to(body: nn.Module, frozen_stages: int, built: int) -> list[str]:

@@ -19,6 +19,7 @@ from wbmm.models.state import CheckpointError
 from . import register, require  # noqa: F401  (registers the backbones)
 from .loading import describe_misfit, use_safe_reader
 from .mm_checkpoint import MMCheckpoint, read_mm_checkpoint
+from .variables import bases_by_name, fill_in, spread_stages
 
 __all__ = [
     "build_detector",
@@ -75,13 +76,15 @@ def build_mm_model(
 def load_mm_config(config: str | Path | Config, options: dict | None = None, task: str = "segmentation") -> Config:
     """A copy of a configuration with `options` merged in; a file that cannot be read is a `ValueError`.
 
-    A file such as `configs/ade20k/NAME.py` that is not in the current folder is taken from the package.
+    A file such as `configs/ade20k/NAME.py` that is not in the current folder is taken from the package. Values
+    `"$name"` are filled in: see `variables.py`.
     """
     if isinstance(config, Config):
         cfg = Config(config.to_dict(), filename=config.filename)
     else:
         path, changes = resolve_config(config, ".py", task)
-        cfg = Config.fromfile(path)
+        with bases_by_name():
+            cfg = Config.fromfile(path)
         cfg.merge_from_dict(changes)
     try:
         cfg.merge_from_dict(options or {})
@@ -89,7 +92,7 @@ def load_mm_config(config: str | Path | Config, options: dict | None = None, tas
         raise ValueError(f"--cfg-options cannot be applied to {config}: {error}") from None
     if "model" not in cfg:
         raise ValueError(f"{config}: no `model` in it; a configuration of a segmentor or detector has one")
-    return cfg
+    return spread_stages(fill_in(cfg))
 
 
 def without_sync_bn(config: object) -> object:

@@ -12,13 +12,15 @@ from PIL import Image
 
 from wbmm.data.images import find_images
 from wbmm.data.sources import FileSource
+from wbmm.deploy.runtime import EXPORTED
 from wbmm.io.atomic import atomic_path, check_target
 from wbmm.machine import check_device
 from wbmm.text import printable
 
 from . import require
 from .coco import read_annotations
-from .pictures import class_colours, draw_objects, picture_targets, read_pictures
+from .exported import ExportedDetector
+from .pictures import class_colours, distinct_colours, draw_objects, picture_targets, read_pictures
 
 __all__ = [
     "EXAMPLE",
@@ -33,13 +35,14 @@ __all__ = [
 
 EXAMPLE = "wbmm detect detector.pth photos/ --config configs/coco/NAME.py --out detected --json results.json"
 # COCO numbers its 80 classes from 1 to 90.
+COCO = (80, "person", "toothbrush")  # how many classes, the first, the last
 _GAPS = {12, 26, 29, 30, 45, 66, 68, 69, 71, 83}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", help="a checkpoint: a runner's, released, or of `wbmm reparam`")
+    parser.add_argument("model", metavar="MODEL", help="a checkpoint (with --config), or a detector of `wbmm export`")
     parser.add_argument("images", nargs="+", type=Path, metavar="IMAGE_OR_FOLDER", help="folders are searched through")
-    parser.add_argument("--config", type=Path, required=True, help="the detector's configuration")
+    parser.add_argument("--config", type=Path, help="the detector's configuration")
     parser.add_argument("--out", type=Path, default=Path("detected"), metavar="DIR", help="made if it is missing")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every object in COCO's result format")
     parser.add_argument("--annotations", type=Path, metavar="FILE", help="ids of images and classes for --json")
@@ -88,8 +91,12 @@ class PhotoDetector:
         self.colours = class_colours(len(self.classes), palette)
 
 
-def open_photo_detector(model: str, config: Path, fuse: bool = True, device: str = "cpu") -> PhotoDetector:
-    """A detector from a checkpoint and its configuration."""
+def open_photo_detector(model: str, config: Path | None, fuse: bool = True, device: str = "cpu") -> PhotoDetector:
+    """A detector from a checkpoint and its configuration, or from a file of `wbmm export`."""
+    if Path(model).suffix in EXPORTED:
+        return _open_exported(model, device)
+    if config is None:
+        raise ValueError(f"{model}: a detector's checkpoint needs its configuration (--config FILE)")
     require("det")
     check_device(device)
     from mmdet.apis import inference_detector
@@ -109,6 +116,13 @@ def open_photo_detector(model: str, config: Path, fuse: bool = True, device: str
         return Objects(found.bboxes[order], found.labels[order], found.scores[order], masks)
 
     return PhotoDetector(find, meta.get("classes") or _unnamed(net), meta.get("palette"))
+
+
+def _open_exported(model: str, device: str) -> PhotoDetector:
+    detector = ExportedDetector(model, device)
+    card = detector.card
+    classes = card.class_names or [f"class {number}" for number in range(card.num_classes)]
+    return PhotoDetector(lambda image: Objects(*detector.find(image)), classes, detector.pictures.palette)
 
 
 def _unnamed(net) -> list[str]:
@@ -149,7 +163,7 @@ def _write_picture(image: Image.Image, found: Objects, detector: PhotoDetector, 
     classes = list(map(printable, detector.classes))
     names = [f"{classes[n]} {s:.2f}" for n, s in zip(found.labels, found.scores, strict=True)]
     masks = found.masks if args.masks else None
-    picture = draw_objects(image, found.boxes, names, detector.colours[found.labels], masks)
+    picture = draw_objects(image, found.boxes, names, distinct_colours(len(found.boxes)), masks)
     with atomic_path(target, args.force) as temporary:
         picture.save(temporary)
     counts = Counter(classes[number] for number in found.labels)
@@ -205,9 +219,7 @@ class Numbering:
 
 
 def _usual_ids(classes: Sequence[str]) -> list[int]:
-    from mmdet.datasets import CocoDataset
-
-    if tuple(classes) == tuple(CocoDataset.METAINFO["classes"]):
+    if (len(classes), classes[0], classes[-1]) == COCO:
         return [number for number in range(1, 91) if number not in _GAPS]
     return list(range(1, len(classes) + 1))
 
@@ -236,7 +248,9 @@ def to_results(path: Path, found: Objects, numbering: Numbering) -> list[dict]:
 
 
 def _encode(mask: np.ndarray) -> dict:
-    from pycocotools import mask as rle
-
+    try:
+        from pycocotools import mask as rle
+    except ImportError:
+        raise ImportError("masks in --json need pycocotools: pip install pycocotools") from None
     code = rle.encode(np.asfortranarray(mask.astype(np.uint8)))
     return {"size": list(map(int, code["size"])), "counts": code["counts"].decode()}

@@ -15,11 +15,11 @@ from wbmm.io.picture_pipeline import PicturePipeline
 __all__ = ["BackboneMaps", "NeckMaps", "SegmentorLogits", "open_exportable", "picture_pipeline"]
 
 SIZES = {"segmentor": (512, 512), "detector": (800, 1280)}  # of images, where the configuration has none
-CARRIED = ("LoadImageFromFile", "LoadImageFromNDArray", "Resize", "LoadAnnotations", "PackSegInputs")
+CARRIED = ("LoadImageFromFile", "LoadImageFromNDArray", "Resize", "LoadAnnotations")
 
 
-def open_exportable(config: Path, checkpoint: Path, features: bool = False) -> Exportable:
-    """A segmentor, a detector's backbone and neck, or with `features` the backbone of either.
+def open_exportable(config: Path, checkpoint: Path, features: bool = False, neck: bool = False) -> Exportable:
+    """A segmentor, a detector, with `neck` its backbone and neck, or with `features` the backbone of either.
 
     Args:
         config: its configuration.
@@ -45,6 +45,37 @@ def open_exportable(config: Path, checkpoint: Path, features: bool = False) -> E
         width, height = pictures.padded(width, height)
         card = card.replace(pictures=pictures, input_size=(card.input_size[0], height, width))
         return Exportable(SegmentorLogits(model, bgr), card, ["logits"])
+    if not neck:
+        return _whole_detector(cfg, model, card, bgr)
+    return _neck(model, card, bgr)
+
+
+def _whole_detector(cfg, model: nn.Module, card: ModelCard, bgr: bool) -> Exportable:
+    from .build import dataset_meta
+    from .detector_graph import OUTPUTS, DetectorGraph, compare_detections
+
+    net = DetectorGraph(model, bgr)
+    resize, palette = _resize_step(cfg, "PackDetInputs"), dataset_meta(model).get("palette")
+    pictures = _resizing(
+        resize,
+        pad_value=net.pad_value,
+        threshold=float(model.test_cfg.rcnn.get("mask_thr_binary", 0.5)),
+        palette=_colours(palette, net.num_classes),
+    )
+    width, height = pictures.scale or SIZES["detector"][::-1]
+    names = dataset_meta(model).get("classes")
+    names = list(names) if names and len(names) == net.num_classes else None
+    card = card.replace(
+        num_classes=net.num_classes,
+        class_names=names,
+        pictures=pictures,
+        input_size=(card.input_size[0], height, width),
+    )
+    names = OUTPUTS if net.mask_heads else OUTPUTS[:-1]
+    return Exportable(net, card, list(names), smallest=65, compare=compare_detections, boxes=True)
+
+
+def _neck(model: nn.Module, card: ModelCard, bgr: bool) -> Exportable:
     # A map of level n has 1 / 2**n of the image's resolution; the backbone's first is at level 2.
     net, first = NeckMaps(model, bgr), 2 + model.backbone.out_indices[0] + getattr(model.neck, "start_level", 0)
     levels = range(first, first + model.neck.num_outs)
@@ -92,31 +123,48 @@ def picture_pipeline(cfg, model: nn.Module) -> PicturePipeline:
             "model.test_cfg.mode is 'slide', and an exported segmentor takes whole pictures: "
             "set model.test_cfg.mode to 'whole' in the configuration"
         )
+    resize = _resize_step(cfg, "PackSegInputs")
+    images = cfg.model.get("data_preprocessor") or cfg.get("data_preprocessor") or {}
+    padding = images.get("test_cfg") or {}
+    head, palette = model.decode_head, dataset_meta(model).get("palette")
+    return _resizing(
+        resize,
+        pad_size=_pair(padding.get("size")),
+        size_divisor=padding.get("size_divisor"),
+        pad_value=images.get("pad_val", 0),
+        align_corners=head.align_corners,
+        threshold=head.threshold if head.out_channels == 1 else None,
+        palette=_colours(palette, head.num_classes),
+    )
+
+
+def _resize_step(cfg, packing: str) -> dict:
+    """The resizing of a test pipeline; a `ValueError` if that does more than an exported file can."""
     steps = ((cfg.get("test_dataloader") or {}).get("dataset") or {}).get("pipeline") or []
-    odd = [step["type"] for step in steps if step["type"] not in CARRIED]
+    carried = (*CARRIED, packing)
+    odd = [step["type"] for step in steps if step["type"] not in carried]
     resizes = [step for step in steps if step["type"] == "Resize"]
     if odd or len(resizes) > 1:
         raise ValueError(
             f"the test pipeline has {odd[0] if odd else 'two steps Resize'}, which an exported file cannot carry; "
-            f"it may have {', '.join(CARRIED)}, each once"
+            f"it may have {', '.join(carried)}, each once"
         )
-    resize = resizes[0] if resizes else {}
-    images = cfg.model.get("data_preprocessor") or cfg.get("data_preprocessor") or {}
-    padding = images.get("test_cfg") or {}
-    head, palette = model.decode_head, dataset_meta(model).get("palette")
+    return resizes[0] if resizes else {}
+
+
+def _resizing(resize: dict, **others) -> PicturePipeline:
     return PicturePipeline(
         scale=_pair(resize.get("scale")),
         scale_factor=_pair(resize.get("scale_factor")),
         keep_ratio=resize.get("keep_ratio", False),
         interpolation=resize.get("interpolation", "bilinear"),
         backend=resize.get("backend", "cv2"),
-        pad_size=_pair(padding.get("size")),
-        size_divisor=padding.get("size_divisor"),
-        pad_value=images.get("pad_val", 0),
-        align_corners=head.align_corners,
-        threshold=head.threshold if head.out_channels == 1 else None,
-        palette=[[int(value) for value in colour] for colour in palette] if palette else None,
+        **others,
     )
+
+
+def _colours(palette, count: int) -> list | None:
+    return [[int(value) for value in colour] for colour in palette] if palette and len(palette) >= count else None
 
 
 def _pair(value) -> tuple | None:

@@ -1,7 +1,8 @@
 """Pictures of segmentations and detections: read one after another, and drawn with colours, legends and boxes."""
 
 import colorsys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +12,22 @@ from wbmm.data.sources import BadImage, FileSource
 from wbmm.io.atomic import check_target
 from wbmm.progress import progress_bar
 
-__all__ = ["class_colours", "draw_classes", "draw_objects", "picture_targets", "read_pictures"]
+__all__ = [
+    "class_colours",
+    "distinct_colours",
+    "draw_classes",
+    "draw_mosaic",
+    "draw_objects",
+    "picture_targets",
+    "read_pictures",
+]
 
 BACKGROUND, TEXT = (24, 24, 28), (240, 240, 240)  # of a legend
 LEAST_WIDTH = 320
 LEAST_SHARE = 0.001  # of the pixels, to be named in the legend
 MASK_OPACITY = 0.45
+SHADES = ((0.9, 0.95), (0.55, 0.95), (0.95, 0.6), (0.5, 0.65))  # saturation and value
+TILE = 360  # width of a picture in a mosaic
 
 
 def picture_targets(folder: Path, paths: list[Path], force: bool) -> list[Path]:
@@ -55,10 +66,30 @@ def class_colours(count: int, palette=None) -> np.ndarray:
     """`[count, 3]` bytes: the data set's own colours where there are enough, or distinct hues."""
     if palette is not None and len(palette) >= count:
         return np.asarray(palette, dtype=np.uint8)[:count]
-    golden = 0.618034  # steps around the circle of hues that never come close to each other
-    shades = [(0.95, 0.75), (0.65, 0.9), (0.9, 0.5)]
-    colours = [colorsys.hsv_to_rgb(i * golden % 1, *shades[i % len(shades)]) for i in range(count)]
-    return np.round(255 * np.array(colours)).astype(np.uint8).reshape(count, 3)
+    return distinct_colours(count)
+
+
+@lru_cache
+def distinct_colours(count: int) -> np.ndarray:
+    """`[count, 3]` bytes: each as far as can be from all before it, as the eye sees them (CIE Lab), and from grey."""
+    hues = np.arange(max(24, -(-count // len(SHADES)))) / max(24, -(-count // len(SHADES)))
+    known = np.array([colorsys.hsv_to_rgb(hue, *shade) for shade in SHADES for hue in hues])
+    places = _lab(known)
+    distance = np.linalg.norm(places - _lab(np.array([[0.5, 0.5, 0.5]])), axis=1)
+    chosen = []
+    for _ in range(count):
+        chosen.append(int(np.argmax(distance)))
+        distance = np.minimum(distance, np.linalg.norm(places - places[chosen[-1]], axis=1))
+    return np.round(255 * known[chosen]).astype(np.uint8).reshape(count, 3)
+
+
+def _lab(rgb: np.ndarray) -> np.ndarray:
+    """sRGB from 0 to 1, `[N, 3]`, in CIE Lab, where distances are about those that the eye sees."""
+    linear = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    xyz = linear @ to_xyz.T / np.array([0.9505, 1.0, 1.089])
+    f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.stack([116 * f[:, 1] - 16, 500 * (f[:, 0] - f[:, 1]), 200 * (f[:, 1] - f[:, 2])], 1)
 
 
 def draw_classes(
@@ -139,3 +170,27 @@ def _label(pen: ImageDraw.ImageDraw, text: str, left: float, top: float, colour:
     pen.rectangle((left, top, left + width, top + height), fill=colour)
     dark = sum(share * value for share, value in zip((0.3, 0.59, 0.11), colour, strict=True)) > 140
     pen.text((left + 2 - x0, top + 2 - y0), text, fill=(0, 0, 0) if dark else (255, 255, 255), font=font)
+
+
+def draw_mosaic(
+    rows: Sequence[Sequence[Image.Image]], titles: Sequence[str], legend: Sequence[tuple[str, tuple]] = ()
+) -> Image.Image:
+    """One sheet of pictures: a row each, under titles for the columns; all are scaled to one width.
+
+    Args:
+        rows: as many pictures in each as there are titles.
+        titles: of the columns.
+        legend: names and colours, below.
+    """
+    scaled = [[p.resize((TILE, max(1, round(p.height * TILE / p.width)))) for p in row] for row in rows]
+    heights = [max(picture.height for picture in row) for row in scaled]
+    top, gap = 28, 6
+    sheet = Image.new("RGB", (len(titles) * (TILE + gap) - gap, top + sum(heights) + gap * len(heights)), BACKGROUND)
+    pen = ImageDraw.Draw(sheet)
+    for column, title in enumerate(titles):
+        pen.text((column * (TILE + gap) + 6, 5), title, fill=TEXT, font=ImageFont.load_default(16))
+    for row, height in zip(scaled, heights, strict=True):
+        for column, picture in enumerate(row):
+            sheet.paste(picture, (column * (TILE + gap), top))
+        top += height + gap
+    return _with_legend(sheet, list(legend)) if legend else sheet

@@ -16,7 +16,7 @@ from mmengine.logging import print_log
 from mmengine.model import BaseModel
 from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import Runner
-from mmengine.structures import PixelData
+from mmengine.structures import InstanceData, PixelData
 from PIL import Image
 from torch.utils.data import DataLoader
 
@@ -27,8 +27,9 @@ from wbmm.machine import PRECISIONS, set_precision
 
 from .build import build_mm_model, load_mm_config, prepare_device
 from .check_data import check_detection_data, check_segmentation_data, follow_ignore_index
-from .exported import ExportedSegmentor
+from .exported import ExportedDetector, ExportedSegmentor
 from .loading import check_fits, check_load_from, prepare_resume, use_safe_reader
+from .mosaic import MosaicHook
 
 __all__ = [
     "MMRunner",
@@ -55,8 +56,9 @@ SCOPES = {"seg": "mmseg", "det": "mmdet"}
 TTA_RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # the paper's, where the configuration names none
 _CHECKPOINTS = {
     "seg": "of a runner, released, fused by `wbmm reparam`, or a file of `wbmm export`",
-    "det": "of a runner, released, or fused by `wbmm reparam`",
+    "det": "of a runner, released, fused by `wbmm reparam`, or a file of `wbmm export`",
 }
+MOSAIC = "test_mosaic.png"  # in the work folder
 TRACKERS = {"tensorboard": "TensorboardVisBackend", "wandb": "WandbVisBackend"}
 
 
@@ -185,6 +187,8 @@ def run_testing(extra: str, args: argparse.Namespace) -> dict:
     else:
         print_log(check_detection_data(cfg, ["test"]), logger="current")
     prepare_device(cfg)
+    mosaic = {"type": MosaicHook.__name__, "file": str(Path(cfg.work_dir) / MOSAIC)}
+    cfg.custom_hooks = [*cfg.get("custom_hooks", []), mosaic]
     print_log(_precision_line(args.precision), logger="current")
     tta = getattr(args, "tta", False)
     if Path(args.checkpoint).suffix in EXPORTED:
@@ -208,29 +212,37 @@ def run_testing(extra: str, args: argparse.Namespace) -> dict:
 
 
 def _open_exported(cfg: Config, extra: str, args: argparse.Namespace) -> "ExportedModel":
-    """A segmentor of `wbmm export` to be tested; it resizes by itself, so the test pipeline no longer does."""
-    if extra != "seg":
-        raise ValueError(f"{args.checkpoint}: an exported file lacks a detector's heads; test its checkpoint")
-    for given, what in ((args.tta, "--tta"), (args.fuse, "--fuse"), (cfg.launcher != "none", "several processes")):
+    """A file of `wbmm export` to be tested; it resizes by itself, so the test pipeline no longer does."""
+    for given, what in (
+        (getattr(args, "tta", False), "--tta"),
+        (args.fuse, "--fuse"),
+        (cfg.launcher != "none", "several processes"),
+    ):
         if given:
             raise ValueError(f"{args.checkpoint}: {what} needs a checkpoint, not an exported file")
     steps = cfg.test_dataloader.dataset.pipeline
     cfg.test_dataloader.dataset.pipeline = [step for step in steps if step["type"] != "Resize"]
-    return ExportedModel(ExportedSegmentor(args.checkpoint))
+    kind = ExportedSegmentor if extra == "seg" else ExportedDetector
+    return ExportedModel(kind(args.checkpoint))
 
 
 class ExportedModel(BaseModel):
-    """An exported segmentor as a model that mmengine's runner can test: whole pictures in, their labels out."""
+    """An exported file as a model that mmengine's runner can test: whole pictures in, labels or objects out."""
 
-    def __init__(self, segmentor: ExportedSegmentor) -> None:
+    def __init__(self, exported: ExportedSegmentor | ExportedDetector) -> None:
         super().__init__()
-        self.segmentor = segmentor
+        self.exported = exported
 
     def test_step(self, data: dict) -> list:
         for image, sample in zip(data["inputs"], data["data_samples"], strict=True):
             picture = Image.fromarray(np.ascontiguousarray(image.permute(1, 2, 0).numpy()[..., ::-1]))
-            labels = torch.from_numpy(self.segmentor.labels(picture))
-            sample.set_data({"pred_sem_seg": PixelData(data=labels[None])})
+            if isinstance(self.exported, ExportedSegmentor):
+                labels = torch.from_numpy(self.exported.labels(picture))
+                sample.set_data({"pred_sem_seg": PixelData(data=labels[None])})
+                continue
+            boxes, labels, scores, masks = self.exported.find(picture)
+            found = {"bboxes": boxes, "labels": labels, "scores": scores, **({} if masks is None else {"masks": masks})}
+            sample.set_data({"pred_instances": InstanceData(**{k: torch.from_numpy(v) for k, v in found.items()})})
         return data["data_samples"]
 
     def forward(self, *_, **__):
@@ -248,6 +260,9 @@ def _configure(args: argparse.Namespace, extra: str) -> Config:
         cfg.work_dir = args.work_dir
     elif cfg.get("work_dir") is None:
         cfg.work_dir = str(Path("work_dirs") / Path(args.config).stem)
+    file = Path(cfg.filename or "")
+    if file.resolve().parent == Path(cfg.work_dir).resolve():  # mmengine would write the whole of it over the file
+        object.__setattr__(cfg, "_filename", str(file.with_name(f"{file.stem}_whole.py")))
     torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     cfg.launcher = args.launcher or ("pytorch" if torchrun else "none")
     return cfg

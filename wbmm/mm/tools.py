@@ -12,12 +12,12 @@ from wbmm.handler import run_command
 
 from . import require
 
-__all__ = ["evaluate_tool", "prefer_fast_metrics", "train_tool"]
+__all__ = ["evaluate_tool", "prefer_fast_metrics", "train", "train_tool"]
 
 
 def train_tool(extra: str, argv: Sequence[str] | None = None) -> int:
     """The training tool of an extra: `seg` or `det`."""
-    return run_command(f"train_{extra}", lambda: _train(extra, argv))
+    return run_command(f"train_{extra}", lambda: train(extra, argv))
 
 
 def evaluate_tool(extra: str, argv: Sequence[str] | None = None) -> int:
@@ -25,7 +25,8 @@ def evaluate_tool(extra: str, argv: Sequence[str] | None = None) -> int:
     return run_command(f"test_{extra}", lambda: _test(extra, argv))
 
 
-def _train(extra: str, argv: Sequence[str] | None) -> None:
+def train(extra: str, argv: Sequence[str] | None) -> None:
+    """What `train_tool` runs, for a caller that handles errors itself."""
     _prepare_packages(extra)
     from .runner import add_train_arguments, run_training
 

@@ -24,6 +24,7 @@ from wbmm.models.fuse import fuse
 from wbmm.ops.modules import WindowLayer
 from wbmm.text import first_line
 
+from .boxes import box_translations
 from .graph import Features, Graph, capture, make_opaque, replace_pooling
 from .to_onnx import onnx_program, save_onnx
 from .to_openvino import openvino_from_onnx, rewrite_for_openvino, save_openvino
@@ -56,12 +57,16 @@ class Exportable:
         card: its description.
         output_names: one a tensor.
         smallest: the shortest side of an image whose last map is more than one pixel.
+        compare: how the outputs of two forms are compared.
+        boxes: it has a detector's operators on boxes, which are ONNX's (`boxes.py`).
     """
 
     net: nn.Module
     card: ModelCard
     output_names: list[str]
     smallest: int = MIN_SIDE
+    compare: Callable[..., Comparison] = compare_outputs
+    boxes: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,10 @@ def export_to_file(
     format = check_format(path, format, force)
     if half and format != "openvino":
         raise ValueError(f"half precision is for openvino files here, not for {format}")
+    if exportable.boxes and (format == "torchexport" or batch > 1 or dynamic_batch):
+        raise ValueError(
+            "a whole detector takes one image at a time, for onnx or openvino; backbone and neck (--neck) can do more"
+        )
     if tolerance is None:
         tolerance = HALF_TOLERANCE if half else TOLERANCE
     size = tuple(size or exportable.card.input_size[1:])
@@ -154,15 +163,16 @@ def export_to_file(
         dtype="float16" if half else "float32",
         versions=versions(*PACKAGES.get(format, ())),
     )
-    comparisons = _compare_forms(net, fused, card, shapes)
+    comparisons = _compare_forms(net, fused, card, shapes, exportable.compare)
     check_tolerance(comparisons, tolerance)
-    write = _prepare(_graph(fused, card, exportable.output_names, format, dynamic_size), shapes, format, half)
+    graph = _graph(fused, card, exportable.output_names, format, dynamic_size)
+    write = _prepare(graph, shapes, format, half, exportable.boxes)
     with atomic_model_path(path, force) as temporary:
         try:
             write(temporary)
         except Exception as error:  # a full disk: an OSError, or a RuntimeError of torch's or OpenVINO's
             raise OSError(0, first_line(error)) from error
-        comparisons += _run_and_compare(temporary, card, fused, shapes)
+        comparisons += _run_and_compare(temporary, card, fused, shapes, exportable.compare)
         check_tolerance(comparisons, tolerance)
     return ExportReport(path, file_size(path), card, shapes, comparisons)
 
@@ -177,13 +187,15 @@ def _smallest(net: nn.Module) -> int:
     return max([MIN_SIDE, *(window // 2 * 32 + 1 for window in mirrored)])
 
 
-def _compare_forms(net: nn.Module, fused: nn.Module, card: ModelCard, shapes: Shapes) -> list[Comparison]:
+def _compare_forms(
+    net: nn.Module, fused: nn.Module, card: ModelCard, shapes: Shapes, compare: Callable[..., Comparison]
+) -> list[Comparison]:
     """The model as it was given beside its fused form, unless it was fused already."""
     if form_of(net) == form_of(fused):
         return []
     what = f"{form_of(net)} and {card.form} form"
     images = _images(shapes.trials()[:2], card.replace(input="normalized"))
-    return [compare_outputs(what, name, x, net, fused) for name, x in images]
+    return [compare(what, name, x, net, fused) for name, x in images]
 
 
 def _graph(fused: nn.Module, card: ModelCard, output_names: list[str], format: str, dynamic_size: bool) -> Graph:
@@ -198,20 +210,23 @@ def _graph(fused: nn.Module, card: ModelCard, output_names: list[str], format: s
     return Graph(net, card, output_names).eval()
 
 
-def _prepare(graph: Graph, shapes: Shapes, format: str, half: bool) -> Callable[[Path], None]:
+def _prepare(graph: Graph, shapes: Shapes, format: str, half: bool, boxes: bool = False) -> Callable[[Path], None]:
     """Everything but writing: a function that writes."""
     program = capture(graph, shapes, graph.card)
     if format == "torchexport":
         check_operators(program, graph.card)
         return lambda path: save_program(program, graph.card, path)
-    converted = onnx_program(program, graph.output_names, shapes.dims(), convolutions=format == "openvino")
+    more = box_translations() if boxes else None
+    converted = onnx_program(program, graph.output_names, shapes.dims(), format == "openvino", more)
     if format == "onnx":
         return lambda path: save_onnx(converted, graph.card, path)
     model = openvino_from_onnx(converted)
     return lambda path: save_openvino(model, graph.card, path, half)
 
 
-def _run_and_compare(path: Path, card: ModelCard, fused: nn.Module, shapes: Shapes) -> Sequence[Comparison]:
+def _run_and_compare(
+    path: Path, card: ModelCard, fused: nn.Module, shapes: Shapes, compare: Callable[..., Comparison]
+) -> Sequence[Comparison]:
     """The file in its own runtime, beside the model in PyTorch on images normalised the ordinary way."""
     runner = open_runner(path)
     mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (card.mean, card.std))
@@ -220,7 +235,7 @@ def _run_and_compare(path: Path, card: ModelCard, fused: nn.Module, shapes: Shap
         return fused((x / 255 - mean) / std if card.input == "uint8" else x)
 
     what = f"{card.form} form and {runner.name}"
-    return [compare_outputs(what, name, x, reference, runner) for name, x in _images(shapes.trials(), card)]
+    return [compare(what, name, x, reference, runner) for name, x in _images(shapes.trials(), card)]
 
 
 def _images(trials: Sequence[tuple[int, int, int, int]], card: ModelCard) -> Iterator[tuple[str, Tensor]]:

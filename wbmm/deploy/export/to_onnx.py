@@ -18,7 +18,7 @@ from wbmm.ops.reference import opaque_product
 
 from .graph import INPUT_NAME, opaque_convolution, opaque_ffn
 
-__all__ = ["OPSET", "metadata", "onnx_program", "save_onnx", "translations"]
+__all__ = ["OPSET", "ints", "metadata", "onnx_program", "operators", "save_onnx", "translations"]
 
 OPSET = 20  # the first with GELU
 LIMIT = 2**31  # bytes of a protobuf file
@@ -30,8 +30,9 @@ def onnx_program(
     output_names: Sequence[str],
     dims: dict[int, object] | None,
     convolutions: bool = False,
+    more: dict[Callable, Callable] | None = None,
 ):
-    """The `torch.onnx.ONNXProgram` of an exported program; `convolutions` as in `translations`."""
+    """The `torch.onnx.ONNXProgram` of an exported program; `convolutions` as in `translations`, and `more` of those."""
     need("onnx"), need("onnxscript")
     size = sum(value.numel() * value.element_size() for value in program.state_dict.values())
     if size > LIMIT:
@@ -46,7 +47,7 @@ def onnx_program(
             opset_version=OPSET,
             input_names=[INPUT_NAME],
             output_names=list(output_names),
-            custom_translation_table=translations(convolutions),
+            custom_translation_table=translations(convolutions) | (more or {}),
         )
     _tidy(converted.model.graph, dims or {})
     return converted
@@ -107,34 +108,36 @@ def translations(convolutions: bool = False) -> dict[Callable, Callable]:
     }
 
 
-def _op():
+def operators():
+    """ONNX's operators, of the version that files are written in."""
     from onnxscript import opset20
 
     return opset20
 
 
-def _ints(*values: int):
-    return _op().Constant(value_ints=list(values))
+def ints(*values: int):
+    """A constant of whole numbers."""
+    return operators().Constant(value_ints=list(values))
 
 
 def _windowed_product(x, matrix, window, bias=None, shortcuts=0, padding_mode="zeros"):
     """`wbmm::windowed_product`: pad, partition, multiply, merge, crop."""
-    op, (wh, ww), channels = _op(), map(int, window), matrix.shape[0]
+    op, (wh, ww), channels = operators(), map(int, window), matrix.shape[0]
     batch, size, grid, padded = _window_sizes(x, wh, ww)
     rows, columns = op.Split(grid, num_outputs=2, axis=0)
-    cut = op.Concat(batch, _ints(channels), rows, _ints(wh), columns, _ints(ww), axis=0)
+    cut = op.Concat(batch, ints(channels), rows, ints(wh), columns, ints(ww), axis=0)
     x = op.Transpose(op.Reshape(_pad(x, size, padded, padding_mode), cut), perm=[1, 0, 2, 4, 3, 5])
-    x = op.Reshape(x, _ints(channels, -1, wh * ww))
+    x = op.Reshape(x, ints(channels, -1, wh * ww))
 
     out = op.MatMul(x, matrix)
     if shortcuts:
         out = op.Add(out, x if shortcuts == 1 else op.Mul(x, op.Constant(value_float=float(shortcuts))))
     if bias is not None:
-        out = op.Add(out, op.Reshape(bias, _ints(channels, 1, 1)))
+        out = op.Add(out, op.Reshape(bias, ints(channels, 1, 1)))
 
-    out = op.Reshape(out, op.Concat(_ints(channels), batch, grid, _ints(wh, ww), axis=0))
+    out = op.Reshape(out, op.Concat(ints(channels), batch, grid, ints(wh, ww), axis=0))
     out = op.Transpose(out, perm=[1, 0, 2, 4, 3, 5])
-    return _crop(op.Reshape(out, op.Concat(batch, _ints(channels), padded, axis=0)), size, padded)
+    return _crop(op.Reshape(out, op.Concat(batch, ints(channels), padded, axis=0)), size, padded)
 
 
 def _windowed_convolution(x, kernel, window, bias=None, padding_mode="zeros"):
@@ -142,7 +145,7 @@ def _windowed_convolution(x, kernel, window, bias=None, padding_mode="zeros"):
 
     Windows are cut from the channels-last map, which is how OpenVINO has it around a convolution.
     """
-    op, (wh, ww), channels = _op(), map(int, window), kernel.shape[0]
+    op, (wh, ww), channels = operators(), map(int, window), kernel.shape[0]
     operands = (kernel,) if bias is None else (kernel, bias)
     reach = [side // 2 for side in kernel.shape[2:]]
 
@@ -153,26 +156,26 @@ def _windowed_convolution(x, kernel, window, bias=None, padding_mode="zeros"):
         return convolve(x)
     batch, size, grid, padded = _window_sizes(x, wh, ww)
     rows, columns = op.Split(grid, num_outputs=2, axis=0)
-    cut = op.Concat(batch, rows, _ints(wh), columns, _ints(ww, channels), axis=0)
+    cut = op.Concat(batch, rows, ints(wh), columns, ints(ww, channels), axis=0)
     x = op.Transpose(_pad(x, size, padded, padding_mode), perm=[0, 2, 3, 1])
     x = op.Transpose(op.Reshape(x, cut), perm=[0, 1, 3, 2, 4, 5])
-    x = op.Transpose(op.Reshape(x, _ints(-1, wh, ww, channels)), perm=[0, 3, 1, 2])
+    x = op.Transpose(op.Reshape(x, ints(-1, wh, ww, channels)), perm=[0, 3, 1, 2])
     out = op.Transpose(convolve(x), perm=[0, 2, 3, 1])
-    out = op.Reshape(out, op.Concat(batch, grid, _ints(wh, ww, channels), axis=0))
+    out = op.Reshape(out, op.Concat(batch, grid, ints(wh, ww, channels), axis=0))
     out = op.Transpose(out, perm=[0, 1, 3, 2, 4, 5])
-    out = op.Transpose(op.Reshape(out, op.Concat(batch, padded, _ints(channels), axis=0)), perm=[0, 3, 1, 2])
+    out = op.Transpose(op.Reshape(out, op.Concat(batch, padded, ints(channels), axis=0)), perm=[0, 3, 1, 2])
     return _crop(out, size, padded)
 
 
 def _pad(x, size, padded, mode: str):
-    op = _op()
+    op = operators()
     if padded is size:
         return x
-    return op.Pad(x, op.Concat(_ints(*[0] * 6), op.Sub(padded, size), axis=0), mode=_PAD_MODES[mode])
+    return op.Pad(x, op.Concat(ints(*[0] * 6), op.Sub(padded, size), axis=0), mode=_PAD_MODES[mode])
 
 
 def _crop(x, size, padded):
-    return x if padded is size else _op().Slice(x, _ints(0, 0), size, _ints(2, 3))
+    return x if padded is size else operators().Slice(x, ints(0, 0), size, ints(2, 3))
 
 
 def _window_sizes(x, wh: int, ww: int):
@@ -180,19 +183,19 @@ def _window_sizes(x, wh: int, ww: int):
 
     The padded size is the very same object as the size if nothing is to be padded.
     """
-    op = _op()
+    op = operators()
     batch, size = _sides(x, 0, 1), _sides(x, 2, 4)
     known = [x.shape[2], x.shape[3]]
     if not all(isinstance(side, int) for side in known):
-        grid = op.Div(op.Add(size, _ints(wh - 1, ww - 1)), _ints(wh, ww))
-        return batch, size, grid, op.Mul(grid, _ints(wh, ww))
+        grid = op.Div(op.Add(size, ints(wh - 1, ww - 1)), ints(wh, ww))
+        return batch, size, grid, op.Mul(grid, ints(wh, ww))
     nh, nw = -(-known[0] // wh), -(-known[1] // ww)
-    return batch, size, _ints(nh, nw), size if [nh * wh, nw * ww] == known else _ints(nh * wh, nw * ww)
+    return batch, size, ints(nh, nw), size if [nh * wh, nw * ww] == known else ints(nh * wh, nw * ww)
 
 
 def _sides(x, start: int, end: int):
     known = [x.shape[i] for i in range(start, end)]
-    return _ints(*known) if all(isinstance(side, int) for side in known) else _op().Shape(x, start=start, end=end)
+    return ints(*known) if all(isinstance(side, int) for side in known) else operators().Shape(x, start=start, end=end)
 
 
 def _ffn_by_convolutions(x, gate, shortcut, w1, b1, gamma, w2, b2, eps=1e-6):
@@ -201,33 +204,33 @@ def _ffn_by_convolutions(x, gate, shortcut, w1, b1, gamma, w2, b2, eps=1e-6):
     Between convolutions OpenVINO keeps maps channels-last, so that no transposition is left, computes GELU in the first
     one and adds the shortcut in the second.
     """
-    op, one = _op(), _op().Constant(value_float=1.0)
-    x = op.Mul(x, op.Unsqueeze(gate, _ints(2, 3)))
-    hidden = op.Gelu(op.Conv(x, op.Unsqueeze(w1, _ints(2, 3)), b1))
-    norm = op.ReduceL2(hidden, _ints(2, 3))
-    mean = op.Add(op.ReduceMean(norm, _ints(1)), op.Constant(value_float=float(eps)))
-    scale = op.Add(op.Mul(op.Div(norm, mean), op.Reshape(gamma, _ints(-1, 1, 1))), one)
-    return op.Add(op.Conv(op.Mul(hidden, scale), op.Unsqueeze(w2, _ints(2, 3)), b2), shortcut)
+    op, one = operators(), operators().Constant(value_float=1.0)
+    x = op.Mul(x, op.Unsqueeze(gate, ints(2, 3)))
+    hidden = op.Gelu(op.Conv(x, op.Unsqueeze(w1, ints(2, 3)), b1))
+    norm = op.ReduceL2(hidden, ints(2, 3))
+    mean = op.Add(op.ReduceMean(norm, ints(1)), op.Constant(value_float=float(eps)))
+    scale = op.Add(op.Mul(op.Div(norm, mean), op.Reshape(gamma, ints(-1, 1, 1))), one)
+    return op.Add(op.Conv(op.Mul(hidden, scale), op.Unsqueeze(w2, ints(2, 3)), b2), shortcut)
 
 
 def _ffn(x, gate, shortcut, w1, b1, gamma, w2, b2, eps=1e-6):
     """`wbmm::ffn`: two linears on rows `[BHW, C]`, and between them GELU and the response norm of each sample."""
-    op = _op()
+    op = operators()
     hidden_size, channels = w1.shape
     batch = _sides(x, 0, 1)
-    x = op.Transpose(op.Mul(x, op.Unsqueeze(gate, _ints(2, 3))), perm=[0, 2, 3, 1])
-    hidden = op.Gelu(op.Gemm(op.Reshape(x, _ints(-1, channels)), w1, b1, transB=1))
-    hidden = op.Reshape(hidden, op.Concat(batch, _ints(-1, hidden_size), axis=0))
+    x = op.Transpose(op.Mul(x, op.Unsqueeze(gate, ints(2, 3))), perm=[0, 2, 3, 1])
+    hidden = op.Gelu(op.Gemm(op.Reshape(x, ints(-1, channels)), w1, b1, transB=1))
+    hidden = op.Reshape(hidden, op.Concat(batch, ints(-1, hidden_size), axis=0))
 
     # A sum over positions as a product with ones is five times as fast in ONNX Runtime as its reductions.
-    positions = op.Concat(_ints(1), op.ReduceProd(_sides(shortcut, 2, 4)), axis=0)
+    positions = op.Concat(ints(1), op.ReduceProd(_sides(shortcut, 2, 4)), axis=0)
     ones = op.Expand(op.Constant(value_float=1.0), positions)
     squares = op.MatMul(ones, op.Mul(hidden, hidden))
     norm = op.Sqrt(op.Max(squares, op.Constant(value_float=1e-30)))
-    mean = op.Add(op.ReduceMean(norm, _ints(-1)), op.Constant(value_float=float(eps)))
+    mean = op.Add(op.ReduceMean(norm, ints(-1)), op.Constant(value_float=float(eps)))
     scale = op.Add(op.Mul(op.Div(norm, mean), gamma), op.Constant(value_float=1.0))
 
-    hidden = op.Reshape(op.Mul(hidden, scale), _ints(-1, hidden_size))
+    hidden = op.Reshape(op.Mul(hidden, scale), ints(-1, hidden_size))
     out = op.Gemm(hidden, w2, b2, transB=1)
-    out = op.Reshape(out, op.Concat(batch, _sides(shortcut, 2, 4), _ints(channels), axis=0))
+    out = op.Reshape(out, op.Concat(batch, _sides(shortcut, 2, 4), ints(channels), axis=0))
     return op.Add(op.Transpose(out, perm=[0, 3, 1, 2]), shortcut)
