@@ -147,7 +147,7 @@ def test_commands_in_the_docs_have_arguments_that_exist(page, capsys):
         parser = argparse.ArgumentParser(prog=f"{page}: wbmm {name}")
         module.add_arguments(parser)
         try:
-            parse = parser.parse_args if name in ("bench", "table") else parser.parse_intermixed_args
+            parse = parser.parse_args if name in ("bench", "table", "analyze") else parser.parse_intermixed_args
             parse(arguments)
         except SystemExit:
             pytest.fail(f"wbmm {name} {shlex.join(arguments)}: {capsys.readouterr().err.splitlines()[-1]}")
