@@ -39,8 +39,9 @@ def machine_facts(device: str = "cpu") -> dict[str, str]:
 def measured_line(facts: dict[str, str]) -> str:
     """One sentence from `machine_facts`."""
     found = ", ".join(f"{name} {facts[name]}" for name in ("python", "torch", "timm", "wbmm") if name in facts)
-    threads = "" if facts["device"].startswith("cuda") else f"{facts['threads']} threads of "
-    return f"Measured: {threads}{facts['machine']}, {facts['date']}; {found}."
+    threads = f"{facts['threads']} thread{'' if str(facts['threads']) == '1' else 's'} of "
+    where = facts["machine"] if facts["device"].startswith("cuda") else threads + facts["machine"]
+    return f"Measured: {where}, {facts['date']}; {found}."
 
 
 def processor() -> str:

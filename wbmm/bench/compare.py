@@ -27,6 +27,8 @@ __all__ = ["Entry", "add_arguments", "compare", "main", "parse_entry", "results_
 
 MAY_DIFFER = {"out", "resume", "timeout", "device", "save", "log"}
 HEAD = ("model", "parameters, M", "top-1 of each seed, %", "mean", "spread (highest - lowest)", "standard deviation")
+SPEED_IS = "Speed is the median over the training of each run, its ratio to the last row's."
+NO_SPEED = "The runs shared the machine with other work, so their speed says nothing: `wbmm bench train` compares that."
 SPEED = ("training images/s, median of seeds", "relative speed", "time a run")
 
 
@@ -58,6 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/compare-<config>)")
     parser.add_argument("--results", type=Path, help="the page to write (default: results.md in that folder)")
+    parser.add_argument("--no-speed", action="store_true", help="leave speed out, of runs that shared the machine")
     parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="changes to the recipe")
 
 
@@ -113,21 +116,22 @@ def _finished(cfg: TrainConfig, folder: Path) -> bool:
 def results_page(runs: dict[str, list[RunFacts]], args: argparse.Namespace, title: str) -> str:
     """Markdown: the table, then where, when and how it was measured."""
     baseline = _speed(runs[args.models[-1].label])
-    rows = [_row(label, facts, baseline) for label, facts in runs.items()]
+    head = HEAD if args.no_speed else (*HEAD, *SPEED)
+    rows = [_row(label, facts, baseline)[: len(head)] for label, facts in runs.items()]
     first = next(iter(runs.values()))[0]
     budget = f"{first.get('schedule.epochs')} epochs, {first.step} steps of {first.get('global_batch')} images"
     changed = f" --set {' '.join(args.set)}" if args.set else ""
     names = (entry.model + "".join(f":{mixer}" for mixer in entry.args.values()) for entry in args.models)
     command = (
         f"python tools/compare.py {args.config} --models {' '.join(names)} "
-        f"--seeds {' '.join(map(str, args.seeds))}{changed}"
+        f"--seeds {' '.join(map(str, args.seeds))}{changed}{' --no-speed' if args.no_speed else ''}"
     )
     return (
         f"# {title}: {' and '.join(runs)}\n\n"
         f"One recipe for all ([{args.config.name}](../../{args.config.as_posix()})): {first.get('data.source')} at "
         f"{first.get('data.size')} px, {budget}, from random weights. Top-1 on the validation set after the last epoch "
-        "(not the best one). Speed is the median over the training of each run, its ratio to the last row's.\n\n"
-        f"{render_table((*HEAD, *SPEED), rows, markdown=True)}\n\n"
+        f"(not the best one). {NO_SPEED if args.no_speed else SPEED_IS}\n\n"
+        f"{render_table(head, rows, markdown=True)}\n\n"
         f"{measured_line(machine_facts())} amp: {first.get('amp')}.\n\n```sh\n{command}\n```\n"
     )
 
@@ -142,7 +146,7 @@ def _row(label: str, facts: list[RunFacts], baseline: float) -> list[str]:
         f"{sum(parameter.numel() for parameter in net.parameters()) / 1e6:.2f}",
         " ".join(f"{value:.2f}" for value in top1),
         f"{mean(top1):.2f}",
-        f"{max(top1) - min(top1):.2f}",
+        f"{max(top1) - min(top1):.2f}" if len(top1) > 1 else "-",
         f"{stdev(top1):.2f}" if len(top1) > 1 else "-",
         f"{_speed(facts):.0f}",
         f"{_speed(facts) / baseline:.2f}x",
