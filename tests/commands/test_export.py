@@ -48,7 +48,7 @@ def stub(monkeypatch):
     """Without tracing: files of a few bytes, which a wrong or a right runtime "runs"."""
     seen = {}
 
-    def prepare(graph, shapes, format, half):
+    def prepare(graph, shapes, format, half, boxes=False):
         def write(path):
             for file in [path, path.with_suffix(".bin")] if format == "openvino" else [path]:
                 file.write_bytes(b"a file")

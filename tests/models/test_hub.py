@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 
+from wbmm import cli
 from wbmm.deploy.runtime import open_runner
 from wbmm.io.card import ModelCard, card_of
 from wbmm.io.files import load_model, save_model
@@ -137,3 +138,16 @@ def test_the_zoo_says_of_its_own_files_what_their_cards_say():
             assert (card.mean, card.std) == (tuple(cfg.mean), tuple(cfg.std))
             assert (card.crop_pct, card.interpolation) == (cfg.crop_pct, cfg.interpolation)
             assert (card.form, file.stat().st_size < 10e6) == ("training", True)
+
+
+def test_the_weights_of_the_project_go_through_every_command(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert load_model("wbmm_a.tiny50").num_classes == 50
+    assert cli.main(["reparam", "wbmm_a.tiny50", "fused.safetensors"]) == 0
+    half = ["--precision", "fp16", "--format", "safetensors"]
+    assert cli.main(["quantize", "wbmm_a.tiny50", *half]) == 0
+    assert {file.name for file in tmp_path.iterdir()} == {"fused.safetensors", "wbmm_a.tiny50.fp16.safetensors"}
+    assert cli.main(["quantize", "wbmm_a.tiny50.fp16.safetensors", *half]) == 1
+    assert "is in float16 already" in capsys.readouterr().err
+    assert cli.main(["export", "wbmm_a", "--format", "onnx"]) == 1  # without a tag, a name has no weights
+    assert "say --random-weights" in capsys.readouterr().err

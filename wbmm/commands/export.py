@@ -44,9 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if not args.random_weights and not timm.is_model(args.input):
+    by_name = args.random_weights or not Path(args.input).exists()
+    output = _output(args, Path(args.input) if by_name else run_checkpoint(args.input), by_name)
+    if not args.random_weights:
         args.input = str(run_checkpoint(args.input))
-    output = _output(args)
     check_format(output, args.format, args.force)
     report = export_to_file(
         _open(args),
@@ -66,14 +67,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _output(args: argparse.Namespace) -> Path:
+def _output(args: argparse.Namespace, path: Path, by_name: bool) -> Path:
     if args.output is not None:
         return args.output
     if args.format is None:
         raise ValueError(f"say OUT or --format, one of {', '.join(FORMATS)}")
     # A model's name may have a dot, which begins no suffix.
-    path = Path(args.input)
-    return Path(f"{path}{FORMATS[args.format]}") if args.random_weights else path.with_suffix(FORMATS[args.format])
+    return Path(f"{path}{FORMATS[args.format]}") if by_name else path.with_suffix(FORMATS[args.format])
 
 
 def _open(args: argparse.Namespace) -> Exportable:

@@ -57,8 +57,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_request(args.format, args.precision, args.full_range)
-    args.input = run_checkpoint(args.input)
-    output = target_of(args.input, args.output, args.format, args.precision, args.force)
+    given, args.input = args.input, run_checkpoint(args.input)
+    # What a model of the project by name becomes is written here, not beside its file.
+    source = args.input if given.exists() else Path(args.input.name)
+    output = target_of(source, args.output, args.format, args.precision, args.force)
     with tempfile.TemporaryDirectory() as folder:
         path, card = float_file(args.input, args.format, Path(folder), args.model, args.ema, args.dynamic_batch)
         labelled = _labelled(args, card)

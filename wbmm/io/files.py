@@ -13,6 +13,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from wbmm.models.fuse import fuse
+from wbmm.models.hub import local_weights
 from wbmm.models.identify import identify
 from wbmm.models.state import CheckpointError, check_finite, convert_released, find_state_dict
 from wbmm.ops import resize_table
@@ -83,10 +84,11 @@ def _replace_classifier(net: nn.Module, card: ModelCard, num_classes: int, path:
 
 
 def run_checkpoint(path: str | Path) -> Path:
-    """The file itself, or the best checkpoint of a training run, given its folder."""
+    """The file itself; the best checkpoint of a run, given its folder; or weights of the project by name and tag."""
     path = Path(path)
     if not path.is_dir():
-        return path
+        by_name = local_weights(str(path)) if "." in path.name and not path.exists() else None
+        return by_name or path
     for name in OF_A_RUN:
         if (path / name).is_file():
             return path / name

@@ -128,11 +128,12 @@ def float_file(
         _demand_float(source, card)
         return source, card.replace(source=describe_source(source))
     net = load_model(source, model, ema)
-    _demand_float(source, net.card)
+    if net.card.form != "training":  # a training form in float16, as in models/, is only stored so
+        _demand_float(source, net.card)
     if net.card.kind != "classifier":
         raise ValueError(f"{source} is not a classifier, so there is no agreement to measure: {net.card.describe()}")
     path = folder / f"{source.stem}{suffix}"
-    card = net.card.replace(source=describe_source(source))
+    card = net.card.replace(source=describe_source(source), dtype="float32")
     if format == "safetensors":
         fused = fuse(net)
         fused.card = card
