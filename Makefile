@@ -18,7 +18,7 @@ demo: env ## train on handwritten digits, evaluate, fuse, export to ONNX; print 
 	$(RUN) -m wbmm demo
 
 test: env-full ## the whole test suite
-	$(RUN) -m pytest -m "not heavy"
+	bash scripts/run_tests.sh
 
 FAST = tests/ops tests/layers tests/models tests/io tests/test_rooms.py tests/test_text.py tests/test_zoo.py tests/test_habits.py
 

@@ -178,7 +178,7 @@ def server(tmp_path, monkeypatch):
 def know(monkeypatch, name, sha256):
     """Puts a checksum into the zoo."""
     entry = {"hub": "x/y", "file": name, "sha256": sha256}
-    zoo = {**load_zoo(), "wbmm_a": dataclasses.replace(load_zoo()["wbmm_a"], weights={"in1k": entry})}
+    zoo = {**load_zoo(), "wbmm_f": dataclasses.replace(load_zoo()["wbmm_f"], weights={"in1k": entry})}
     monkeypatch.setattr(pretrained, "load_zoo", lambda: zoo)
 
 
@@ -208,8 +208,8 @@ def test_over_http_with_a_checksum(server, monkeypatch, caplog):
 def test_the_hubs_file_is_compared_too(server, tmp_path, monkeypatch):
     know(monkeypatch, "served.pth", "0" * 64)
     monkeypatch.setattr("wbmm.mm.pretrained.download_from_hf", lambda *args: str(tmp_path / "served.pth"))
-    with pytest.raises(CheckpointError, match=r"wbmm_a: its SHA-256 is"):
-        load_pretrained(WBMMBackbone(**NARROW), "wbmm_a")
+    with pytest.raises(CheckpointError, match=r"wbmm_f: its SHA-256 is"):
+        load_pretrained(WBMMBackbone(**NARROW), "wbmm_f")
 
 
 @pytest.mark.parametrize(

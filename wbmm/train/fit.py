@@ -76,8 +76,12 @@ def _fit(config: TrainConfig, world: World, stop: StopSignal, show_config: bool)
         try:
             status = train(run)
         except BaseException as error:
+            status = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
             with suppress(ValueError):  # on a full disk; the first error is the one to tell
-                run.logger.close("stopped" if isinstance(error, KeyboardInterrupt) else "failed")
+                try:
+                    run.logger.close(status)
+                except RuntimeError:  # PyTorch's handler of a dead data worker's signal raises wherever it finds us
+                    run.logger.close(status)
             raise
         run.logger.close(status)
         if world.main:

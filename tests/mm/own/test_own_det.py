@@ -88,7 +88,7 @@ def test_one_line_trains(tmp_path, capsys, head):
     for part in ("train", "val"):
         write(tmp_path / "data" / f"{part}.json", tmp_path / "data" / part, [f"{i}.jpg" for i in (1, 2)])
     narrow = ["model.backbone.dims=[8,16,32,64]", "workers=0", "width=8", "box_features=8", "rois=8", "proposals=8"]
-    argv = ["train-det", "--data", tmp_path / "data", "--model", "wbmm_a", "--small-heads", "--epochs", "1"]
+    argv = ["train-det", "--data", tmp_path / "data", "--model", "wbmm_f", "--small-heads", "--epochs", "1"]
     argv += ["--batch", "2", "--head", head, "--work-dir", tmp_path / "run", "--cfg-options", *narrow]
     assert cli.main(list(map(str, argv))) == 0
     out = capsys.readouterr().out

@@ -188,7 +188,7 @@ def test_one_line_trains_tests_and_resumes(tmp_path, capsys):
     for name in ("images", "annotations"):  # ADE20K's folders are `training` and `validation`
         assert (data / name / "training").is_dir()
     (tmp_path / "classes.txt").write_text("".join(f"class {i}\n" for i in range(150)))
-    argv = ["train-seg", "--data", data, "--classes", tmp_path / "classes.txt", "--labels-from-1", "--model", "wbmm_a"]
+    argv = ["train-seg", "--data", data, "--classes", tmp_path / "classes.txt", "--labels-from-1", "--model", "wbmm_f"]
     argv += ["--size", "48", "--small-heads", "--batch", "2", "--work-dir", tmp_path / "run"]
     narrow = ["--cfg-options", "model.backbone.dims=[8,16,32,64]", "workers=0", "head_channels=16"]
     assert cli.main([*map(str, argv), "--iters", "2", *narrow]) == 0

@@ -100,6 +100,7 @@ class TestWindowed:
     def test_output_and_gradients(self, window, count, size, last):
         check_windowed(a_map(2, 5, size, last), window, count, shortcuts=1)
 
+    @pytest.mark.heavy
     def test_56(self, monkeypatch):
         """In large tiles, of which the interpreter needs few."""
         config = kernels.triton.Config({"BC": 1, "BN": 1, "BJ": 512})

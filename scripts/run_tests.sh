@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# The ordinary test suite in two processes side by side, one thread each: half the time on two cores.
+#
+#   scripts/run_tests.sh                  all of it; the first half's output comes when both are done
+#   python -m pytest tests/ops -m "not heavy"   a part, as usual
+set -uo pipefail
+cd "$(dirname "$0")/.."
+export OMP_NUM_THREADS=1
+FIRST=(tests/train tests/data tests/mm tests/layers tests/models tests/io)
+output=$(mktemp)
+trap 'rm -f "$output"; kill $(jobs -p) 2>/dev/null' EXIT
+
+.venv/bin/python -m pytest -m "not heavy" "${FIRST[@]}" >"$output" 2>&1 &
+.venv/bin/python -m pytest -m "not heavy" "${FIRST[@]/#/--ignore=}"
+second=$?
+wait $!
+first=$?
+cat "$output"
+exit $((first > second ? first : second))
