@@ -9,7 +9,7 @@ import wbmm.models  # noqa: F401  (registers them)
 from wbmm.io.card import ModelCard, read_card
 from wbmm.io.files import run_checkpoint
 from wbmm.io.reader import read_checkpoint
-from wbmm.models.hub import published_weights
+from wbmm.models.hub import local_weights, published_weights
 from wbmm.models.state import CheckpointError
 
 __all__ = ["MODEL", "SCRATCH", "Start", "check_name", "find_start"]
@@ -56,7 +56,8 @@ def find_start(model: str | None, init: str | None) -> Start:
     if file is None:
         note = f"No weights are published for {model}, {scratch}; --init FILE starts from others."
         return Start(None, "see below", note=note)
-    return Start(file, "published for this model", read_card(read_checkpoint(file)))
+    why = "comes with the project" if file == local_weights(model) else "published for this model"
+    return Start(file, why, read_card(read_checkpoint(file)))
 
 
 def _given_start(file: Path, model: str | None) -> Start:
