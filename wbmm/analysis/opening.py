@@ -64,7 +64,7 @@ def open_subject(
         random_weights: a name such as wbmm_a gives the untrained model; one with a tag, wbmm_a.tiny50, has weights.
     """
     check_device(device)
-    path = run_checkpoint(source)
+    path = run_checkpoint(source) if Path(source).exists() else Path(source)  # a name stays one
     if path.suffix in EXPORTED:
         raise ValueError(f"{path}: an exported file has no layers to look into; give the checkpoint it was made from")
     if path.is_file() and is_mm(read_checkpoint(path).contents):
