@@ -90,7 +90,10 @@ def need(module: str, what: str = "this") -> ModuleType:
         return importlib.import_module(module)
     except ImportError as error:
         package = module.partition(".")[0]
-        raise ImportError(f"{what} needs the package {package}: {install_command(package)}", name=package) from error
+        # People know scikit-learn; OpenMMLab's packages they know as they are imported.
+        known = {p.module: p.distribution for p in PACKAGES if p.extra not in ("seg", "det")}
+        text = f"{what} needs the package {known.get(package, package)}: {install_command(package)}"
+        raise ImportError(text, name=package) from error
 
 
 @contextmanager
