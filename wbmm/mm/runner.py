@@ -29,7 +29,7 @@ from .build import build_mm_model, load_mm_config, prepare_device
 from .check_data import check_detection_data, check_segmentation_data, follow_ignore_index
 from .exported import ExportedDetector, ExportedSegmentor
 from .loading import check_fits, check_load_from, prepare_resume, use_safe_reader
-from .mosaic import MosaicHook
+from .register import MosaicHook
 
 __all__ = [
     "MMRunner",

@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 
 from wbmm import cli
-from wbmm.mm.own.det import add_arguments, choose_detector
-from wbmm.mm.own.objects import find_objects
+from wbmm.mm.own.det import add_arguments, choose_detector, find_objects
 
 
 def write(path, folder, names, categories=("cat", "dog"), mask=True):
