@@ -1,4 +1,4 @@
-"""`wbmm train-det`: from a folder with annotations in COCO's format to a detector."""
+"""`wbmm train-det`: from a folder with annotations in COCO's format to a detector, with masks if they have some."""
 
 import argparse
 import json
@@ -27,6 +27,7 @@ __all__ = [
 
 EXAMPLE = "wbmm train-det --data people --head mask-rcnn --model wbmm_t_dense"
 HEADS = {"mask-rcnn": "wbmm::own/mask_rcnn.py", "cascade": "wbmm::own/cascade_mask_rcnn.py"}
+HEADS_OF_BOXES = {"mask-rcnn": "wbmm::own/faster_rcnn.py", "cascade": "wbmm::own/cascade_rcnn.py"}
 SHORT, LONG = 800, 1333
 EPOCHS, BATCH = 12, 4
 SMALL_OBJECT = 48  # pixels: below, anchors of half the size
@@ -62,6 +63,7 @@ class FoundObjects:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared_arguments(parser)
     parser.add_argument("--head", choices=HEADS, default="mask-rcnn", help="default: mask-rcnn")
+    parser.add_argument("--boxes", action="store_true", help="leave masks out: Faster R-CNN, or Cascade R-CNN")
     parser.add_argument("--epochs", type=int, default=EPOCHS, metavar="N", help=f"default: {EPOCHS}")
 
 
@@ -74,13 +76,15 @@ def run(args: argparse.Namespace) -> int:
 def choose_detector(args: argparse.Namespace, folder: Path) -> Choices:
     """Looks at the data, and chooses what the command line does not say."""
     found = find_objects(args.data)
-    _check_masks(found)
-    choices = Choices(HEADS[args.head])
+    _check_categories(found)
+    masks = not args.boxes and _has_masks(found)
+    choices = Choices((HEADS if masks else HEADS_OF_BOXES)[args.head])
     count = {
         part: len(found.split[part]) if found.split else len(found.contents[part]["images"]) for part in found.json
     }
     choices.rows.append(("images", f"{count['train']} to train, {count['val']} to validate", found.how))
-    choices.rows.append(("objects", _count_objects(found), "masks as polygons or run-length codes"))
+    kind = "masks as polygons or run-length codes" if masks else "boxes alone, so the detector gives no masks"
+    choices.rows.append(("objects", _count_objects(found), kind))
     choices.variables |= _places(found, args.data, folder)
     choices.variables["classes"] = tuple(found.classes)
     choices.rows.append(("classes", f"{len(found.classes)}: {some(found.classes, 4)}", "names of the categories"))
@@ -105,13 +109,12 @@ def choose_detector(args: argparse.Namespace, folder: Path) -> Choices:
     return choices
 
 
-def _check_masks(found: FoundObjects) -> None:
-    objects = found.contents["train"]["annotations"]
-    if objects and not any(entry.get("segmentation") for entry in objects):
-        raise ValueError(
-            f"{found.json['train']} has boxes and no masks (segmentation), which Mask R-CNN learns from: give masks, "
-            "or train mmdet's Faster R-CNN with a configuration of your own"
-        )
+def _has_masks(found: FoundObjects) -> bool:
+    """Whether any object has a mask. Then all must: training says which one has none."""
+    return any(entry.get("segmentation") for part in found.contents.values() for entry in part["annotations"])
+
+
+def _check_categories(found: FoundObjects) -> None:
     first, second = ([c.get("name") for c in found.contents[part]["categories"]] for part in ("train", "val"))
     if first != second:
         raise ValueError(f"{found.json['train']} has the categories {some(list(map(str, first)), 5)}, "
