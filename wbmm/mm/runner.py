@@ -182,6 +182,8 @@ def run_testing(extra: str, args: argparse.Namespace) -> dict:
     """Tests as the command line says; returns the metrics."""
     cfg = _configure(args, extra)
     cfg.load_from, cfg.resume = None, False
+    if args.json is not None:  # which is written at the end of a long test
+        args.json.parent.mkdir(parents=True, exist_ok=True)
     if args.show_dir:
         cfg.default_hooks.visualization.update(draw=True)
         cfg.visualizer.save_dir = args.show_dir
