@@ -30,7 +30,8 @@ export PYTHONPATH=$PWD PYTHONDONTWRITEBYTECODE=1
 import sys
 from pathlib import Path
 
-from tests.mm import shapes
+sys.path.insert(0, "tests/mm")  # some packages install a module called tests
+import shapes
 
 work = Path(sys.argv[1])
 shapes.write_config(work / "tiny.py", shapes.write_shapes(work / "data"), iterations=4, interval=2)

@@ -15,4 +15,3 @@ batch_size, workers = 8, 1
 max_iters, warmup, val_interval = 300, 30, 100
 lr, drop_path_rate = 1e-3, 0.1
 tta_ratios = (0.75, 1.0, 1.25)
-randomness = dict(seed=0)

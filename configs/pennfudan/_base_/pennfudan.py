@@ -12,4 +12,3 @@ max_epochs, milestones, warmup, val_interval = 12, (8, 11), 60, 4
 lr, decay_rate, drop_path_rate = 8e-4, 0.9, 0.1
 arch = "wbmm_a"
 init = "wbmm_a.tiny50"
-randomness = dict(seed=0)
