@@ -25,6 +25,20 @@ env=${KEEP:-$work/env}
 "$env/bin/python" -m pip --disable-pip-version-check list --format=freeze |
     grep -iE '^(torch|torchvision|timm|numpy|mmsegmentation|mmcv[a-z-]*|mmengine)=='
 
+
+# mmseg 1.2.2 imports mmcv's compiled operators without asking whether they are there, and mmcv-lite has none. UPerNet calls
+# none of them either, so a stand-in will do whose operators raise when they are called.
+if ! "$env/bin/python" -c 'import mmseg.models' > "$work/log" 2>&1; then
+    echo "import mmseg.models: $(tail -n 1 "$work/log"); a stand-in takes the place of mmcv._ext"
+    cat > "$("$env/bin/python" -c 'import mmcv; print(mmcv.__path__[0])')/_ext.py" <<'PYTHON'
+def __getattr__(name):
+    def missing(*_, **__):
+        raise RuntimeError(f"mmcv-lite has no operator {name}")
+
+    return missing
+PYTHON
+fi
+
 export PYTHONPATH=$PWD PYTHONDONTWRITEBYTECODE=1
 "$env/bin/python" - "$work" <<'PYTHON'
 import sys
