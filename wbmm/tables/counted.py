@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable
 
 from wbmm.bench import det, seg
-from wbmm.layers.window_attention import HEAD_DIM
+from wbmm.layers.baselines import HEAD_DIM
 from wbmm.paper_tables import DenseTable, load_commands, load_dense_tables, load_recipes
 from wbmm.text import render_table
 from wbmm.train.config import load_config
