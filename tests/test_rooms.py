@@ -14,10 +14,7 @@ CHOICES = re.compile(
     r"is_compiling|is_exporting|is_tracing|is_scripting|\.dtype (?:==|!=|in|not in) "
 )
 ALLOWED = {
-    (
-        "models/recompute.py",
-        "is_compiling",
-    ),  # activation checkpointing: torch cannot compile our context
+    ("models/wbmm.py", "is_compiling"),  # activation checkpointing: torch cannot compile our context
     ("models/wbmm.py", "is_scripting"),  # nor script a checkpoint
     ("models/state.py", ".dtype not in "),  # of a file's tensors
 }

@@ -22,8 +22,7 @@ from wbmm.io.card import read_card
 from wbmm.io.files import load_converted, with_own_classifier
 from wbmm.io.reader import CheckpointFile, read_checkpoint
 from wbmm.machine import PRECISIONS, set_precision
-from wbmm.models.identify import identify
-from wbmm.models.state import CheckpointError, convert_released, find_state_dict
+from wbmm.models.state import CheckpointError, convert_released, find_state_dict, identify
 
 from .config import TrainConfig, check_config
 from .dist import World
