@@ -11,8 +11,8 @@ from wbmm.text import render_table
 from wbmm.train.config import load_config
 from wbmm.zoo import load_counts, load_zoo
 
-from .contradictions import dense_contradictions
 from .measure import count_costs
+from .page import dense_contradictions
 
 __all__ = ["COUNTED"]
 
