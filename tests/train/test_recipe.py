@@ -8,7 +8,7 @@ import torch
 
 from tests.data.helpers import picture, png_bytes
 from tests.data.test_discover import draw, write_tar
-from wbmm.data.lists import read_list
+from wbmm.data.folders import read_list
 from wbmm.io.card import ModelCard
 from wbmm.io.files import save_model
 from wbmm.models.state import CheckpointError

@@ -12,7 +12,7 @@ import torch
 
 import wbmm.models  # noqa: F401  (registers them)
 from wbmm.data.discover import FoundData, find_data
-from wbmm.data.lists import PictureList, read_list, split_by_class, write_list
+from wbmm.data.folders import PictureList, read_list, split_by_class, write_list
 from wbmm.data.sources import open_source
 from wbmm.fields import show
 from wbmm.machine import available_memory
