@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import timm
 import torch
 
 import wbmm.models  # noqa: F401  (registers them)
@@ -15,17 +16,23 @@ from wbmm.data.discover import FoundData, find_data
 from wbmm.data.folders import PictureList, read_list, split_by_class, write_list
 from wbmm.data.sources import open_source
 from wbmm.fields import show
+from wbmm.io.card import ModelCard, read_card
+from wbmm.io.files import run_checkpoint
+from wbmm.io.reader import read_checkpoint
 from wbmm.machine import available_memory
 from wbmm.models import WBMM
+from wbmm.models.hub import local_weights, published_weights
+from wbmm.models.state import CheckpointError
 from wbmm.text import some
 
 from .config import TrainConfig, config_from_dict, make_config, merge_values, parse_overrides, to_dict
 from .log import METRICS_FILE
 from .model import create_model
-from .start import MODEL, SCRATCH, Start, check_name, find_start
 
-__all__ = ["EPOCHS", "MODEL", "SCRATCH", "SIZE", "Choices", "choose_recipe"]
+__all__ = ["EPOCHS", "MODEL", "SCRATCH", "SIZE", "Choices", "Start", "check_name", "choose_recipe", "find_start"]
 
+MODEL = "wbmm_t"
+SCRATCH = "scratch"  # --init scratch: no weights, though there may be some
 EPOCHS, SIZE = 20, 224
 SMALL, LARGE = 5_000, 100_000  # training pictures
 STEPS_AN_EPOCH = 25  # at least, as far as the smallest batch goes
@@ -49,6 +56,65 @@ LESSONS = {  # by the number of training pictures: augment, mix, and both in wor
     ),
     "large": ({}, {}, "RandAugment, random erasing, Mixup and CutMix, as in the paper"),
 }
+
+
+@dataclass
+class Start:
+    """The weights that a run starts from.
+
+    Attributes:
+        file: None for a start from scratch.
+        why: in a few words.
+        card: what the file says of its model, if it says anything.
+        note: a sentence about what is missing.
+    """
+
+    file: Path | None
+    why: str
+    card: ModelCard | None = None
+    note: str = ""
+
+
+def find_start(model: str | None, init: str | None) -> Start:
+    """Looks for weights.
+
+    Args:
+        model: a name that timm knows, with or without the tag of its weights; `MODEL` if None.
+        init: a file or a run's folder; `SCRATCH` for none; None for those that are published, if they can be reached.
+    """
+    if init == SCRATCH:
+        return Start(None, "as given")
+    if init is not None:
+        return _given_start(run_checkpoint(init), model)
+    model = model or MODEL
+    check_name(model)
+    scratch = "so it starts from scratch, which needs more pictures and epochs than fine-tuning"
+    try:
+        file = published_weights(model)
+    except CheckpointError as error:
+        return Start(None, "see below", note=f"{error}, or --init FILE. Until then it starts from scratch.")
+    if file is None:
+        note = f"No weights are published for {model}, {scratch}; --init FILE starts from others."
+        return Start(None, "see below", note=note)
+    why = "comes with the project" if file == local_weights(model) else "published for this model"
+    return Start(file, why, read_card(read_checkpoint(file)))
+
+
+def _given_start(file: Path, model: str | None) -> Start:
+    if not file.is_file():
+        raise ValueError(f"--init {file}: there is no such file (or give the folder of a run, or {SCRATCH})")
+    card = read_card(read_checkpoint(file))
+    if card and model and model.partition(".")[0] != card.model:
+        raise ValueError(f"--init {file} has the weights of {card.model}, not of {model}: leave --model out")
+    return Start(file, "as given", card)
+
+
+def check_name(name: str) -> None:
+    """Raises unless timm knows a model, and weights, of that name."""
+    if not timm.is_model(name):
+        raise ValueError(f"--model {name}: neither ours nor timm's; `wbmm list` shows ours")
+    if "." in name and name not in timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True):
+        raise ValueError(f"--model {name}: timm knows no weights of that name for {name.partition('.')[0]}")
 
 
 @dataclass
