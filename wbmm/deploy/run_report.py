@@ -22,9 +22,7 @@ from wbmm.train.config import TrainConfig, load_config
 from wbmm.train.console import duration
 from wbmm.train.runs import RunFacts
 
-from .evaluate import Evaluation, collect, top
-from .export import export_model
-from .mistakes import (
+from .confusion import (
     ClassScore,
     class_scores,
     class_table,
@@ -35,6 +33,8 @@ from .mistakes import (
     surest_mistakes,
     write_class_scores,
 )
+from .evaluate import Evaluation, collect, top
+from .export import export_model
 from .predict import class_names
 from .runtime import torch_runner
 

@@ -17,7 +17,7 @@ from wbmm.io.figures import BLUE, GREY, ORANGE, draw_mosaic, new_figure, save_fi
 from wbmm.text import render_table
 from wbmm.train.console import duration
 
-from .config import TrainConfig
+from .config import TrainConfig, flatten
 from .guard import read_marker
 from .log import METRICS_FILE, STATUS_FILE, read_metrics, working_seconds
 
@@ -130,7 +130,7 @@ def find_runs(folder: Path) -> list[Path]:
 
 def compare_runs(runs: list[RunFacts], base: Path, markdown: bool = False) -> str:
     """A table, one row a run."""
-    differing = _differing([_flat(item.config) for item in runs])
+    differing = _differing([flatten(item.config) for item in runs])
     head = ["run", "status", "epoch", "best top1", "final top1", "loss", "images/s", "wait", "time", *differing]
     rows = [_row(item, base, differing) for item in runs]
     return render_table(head, rows, markdown)
@@ -150,18 +150,11 @@ def _row(item: RunFacts, base: Path, differing: list[str]) -> list[str]:
         _number(item.data_wait(), ".1%"),
         duration(item.seconds),
     ]
-    return cells + [str(_flat(item.config).get(key, "-")) for key in differing]
+    return cells + [str(flatten(item.config).get(key, "-")) for key in differing]
 
 
 def _number(value: float | None, style: str) -> str:
     return "-" if value is None else format(value, style)
-
-
-def _flat(config: dict, prefix: str = "") -> dict:
-    flat = {}
-    for key, value in config.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
-    return flat
 
 
 def _differing(configs: list[dict]) -> list[str]:

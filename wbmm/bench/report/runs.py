@@ -13,7 +13,7 @@ from wbmm.timing import Timing
 from .page import Block, Heading, Table, Text
 
 __all__ = [
-    "BENCHES",
+    "LOGGED",
     "Change",
     "Machine",
     "OpKey",
@@ -29,7 +29,7 @@ __all__ = [
     "ratio_range",
 ]
 
-BENCHES = ("op", "model", "edge", "train", "seg", "det")
+LOGGED = ("op", "model", "edge", "train", "seg", "det")
 SAME = ("machine", "threads", "device", "torch")
 
 OpKey = tuple[str, int, int, int]  # method, side of the kernel or window, batch, side of the map
@@ -67,7 +67,7 @@ def load_runs(paths: Sequence[Path]) -> list[Machine]:
     found: dict[tuple, Machine] = {}
     for path in paths:
         files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
-        entries = [entry for file in files if file.is_file() for entry in read_log(file) if entry.bench in BENCHES]
+        entries = [entry for file in files if file.is_file() for entry in read_log(file) if entry.bench in LOGGED]
         if not entries:
             raise ValueError(
                 f"{path}: there is no log of a benchmark; expected a folder that `wbmm bench op --out` wrote, or a "
