@@ -13,8 +13,8 @@ from tests.helpers import randomize
 from wbmm.io.card import card_of
 from wbmm.io.files import load_weights
 from wbmm.layers import DepthwiseConv2d, HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
+from wbmm.models.costs import Reach, build_on_meta, count_macs, count_params, receptive_fields
 from wbmm.models.named_mixers import MIXERS, name_when_fused, parse_windows
-from wbmm.models.profile import Reach, build_on_meta, count_macs, count_params, receptive_fields
 from wbmm.models.state import CheckpointError, identify
 
 TABLE_3 = [

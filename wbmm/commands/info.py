@@ -7,8 +7,8 @@ from collections import Counter
 import timm
 import torch
 
+from wbmm.models.costs import build_on_meta, count_macs, count_params, receptive_fields
 from wbmm.models.fuse import fuse
-from wbmm.models.profile import build_on_meta, count_macs, count_params, receptive_fields
 from wbmm.ops import dispatch
 from wbmm.text import render_table
 from wbmm.zoo import load_zoo

@@ -19,8 +19,8 @@ from wbmm.bench.setting import Setting
 from wbmm.bench.training import IMAGES, epoch_seconds, epoch_text
 from wbmm.config_files import SMALL_RECIPES, find_config
 from wbmm.layers.depthwise import find_implicit_gemm
+from wbmm.models.costs import build_on_meta, count_macs, count_params
 from wbmm.models.fuse import fuse
-from wbmm.models.profile import build_on_meta, count_macs, count_params
 from wbmm.ops.dispatch import watch
 from wbmm.paper_tables import Row, Table
 from wbmm.timing import Timing
