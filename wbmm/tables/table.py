@@ -16,9 +16,8 @@ from wbmm.paper_tables import Row, get_table, load_tables
 from wbmm.train.runs import RunFacts
 
 from .counted import COUNTED
-from .measure import LAYOUTS, Costs, Measured, Timer, can_run, count_costs
+from .measure import LAYOUTS, Costs, Measured, Timer, can_run, count_costs, find_recipe, train_small
 from .page import check_pages, csv_text, markdown_text, write_pages
-from .small import find_recipe, train_small
 
 BEST = "best"
 SEEDS = 3
