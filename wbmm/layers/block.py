@@ -4,12 +4,11 @@ import copy
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from timm.layers import DropPath
 from torch import Tensor
 
 from wbmm.ops import GlobalResponseNorm
-from wbmm.ops.modules import GatedFFN
+from wbmm.ops.modules import GatedFFN, GateLayer
 from wbmm.ops.reference import grn
 
 from .fused import batch_norm_affine
@@ -103,7 +102,7 @@ class FusedFeedForward(GatedFFN):
         return self.gated_ffn(x, gate, None, shortcut)
 
 
-class SqueezeExcite(nn.Module):
+class SqueezeExcite(GateLayer):
     """A gate per sample and channel from the mean over the map: `[B, C, H, W]` to `[B, C]`.
 
     What follows multiplies with it, where that is cheapest.
@@ -117,9 +116,6 @@ class SqueezeExcite(nn.Module):
         super().__init__()
         self.fc1 = nn.Linear(dim, dim // ratio, device=device, dtype=dtype)
         self.fc2 = nn.Linear(dim // ratio, dim, device=device, dtype=dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.sigmoid(self.fc2(F.relu(self.fc1(x.mean((2, 3))))))
 
 
 class Block(nn.Module):
