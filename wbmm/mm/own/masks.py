@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from wbmm.data.folders import SUFFIXES
-from wbmm.data.lists import PictureList, split_by_class
+from wbmm.data.folders import SUFFIXES, PictureList, split_by_class
 from wbmm.progress import progress_bar
 from wbmm.text import printable
 
