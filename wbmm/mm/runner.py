@@ -216,7 +216,8 @@ def run_testing(extra: str, args: argparse.Namespace) -> dict:
     if args.json is not None and runner.rank == 0:
         images = len(runner.test_dataloader.dataset)
         said = {"checkpoint": args.checkpoint, "form": form, "how": how, "images": images, "facts": machine_facts()}
-        write_text(args.json, json.dumps({"metrics": metrics, **said}, indent=1) + "\n")
+        numbers = {key: float(value) for key, value in metrics.items()}  # some are numpy's
+        write_text(args.json, json.dumps({"metrics": numbers, **said}, indent=1) + "\n")
     return metrics
 
 
