@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-pytest.importorskip("mmengine")
+pytest.importorskip("mmseg")
 
 from wbmm.bench import dense_page
 from wbmm.bench.dense_page import BEGIN, END, main, put_between

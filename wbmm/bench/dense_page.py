@@ -106,16 +106,16 @@ def put_between(page: str, text: str) -> str:
 
 
 def _open(folder: Path) -> DenseRun:
-    require("seg")
-    from mmengine.config import Config
-
+    configs = sorted(folder.glob("*.py"), key=lambda path: len(path.name))
+    if not configs or not any(folder.glob("*_*.pth")):
+        raise ValueError(f"{folder} holds no run: expected a configuration (.py) and checkpoints (.pth) in it")
+    extra = "seg" if "decode_head" in configs[-1].read_text() else "det"
+    require(extra)
     from wbmm.mm.loading import find_checkpoints
 
     checkpoints = find_checkpoints(folder)
-    configs = sorted(folder.glob("*.py"), key=lambda path: len(path.name))
-    if not checkpoints or not configs:
-        raise ValueError(f"{folder} holds no run: expected a configuration (.py) and checkpoints (.pth) in it")
-    extra = "seg" if "decode_head" in Config.fromfile(configs[-1]).model else "det"
+    if not checkpoints:
+        raise ValueError(f"{folder} holds no checkpoint that a run has written by its count (iter_N.pth, epoch_N.pth)")
     return DenseRun(folder, extra, configs[-1], checkpoints[0])
 
 
@@ -158,11 +158,8 @@ def _seg_table(runs: list[DenseRun], forms: list[str]) -> tuple[list[str], list[
 
 
 def _det_table(runs: list[DenseRun], forms: list[str]) -> tuple[list[str], list[list[str]]]:
-    keys = [
-        key
-        for key in METRICS["det"]
-        if any(key in (run.result("checkpoint") or {"metrics": {}})["metrics"] for run in runs)
-    ]
+    seen = {key for run in runs for form in forms for key in (run.result(form) or {"metrics": {}})["metrics"]}
+    keys = [key for key in METRICS["det"] if key in seen]
     rows = [
         [_name(run), NAMES.get(form, form), *(_value(run, form, key) for key in keys)] for run in runs for form in forms
     ]
@@ -170,8 +167,8 @@ def _det_table(runs: list[DenseRun], forms: list[str]) -> tuple[list[str], list[
 
 
 def _value(run: DenseRun, form: str, key: str) -> str:
-    result = run.result(form)
-    return "-" if result is None else f"{result['metrics'][key]:.{DIGITS[run.extra]}f}"
+    value = (run.result(form) or {"metrics": {}})["metrics"].get(key)
+    return "-" if value is None else f"{value:.{DIGITS[run.extra]}f}"
 
 
 def _differences(runs: list[DenseRun], extra: str) -> str:
