@@ -3,7 +3,7 @@ PYTHON ?= python3
 RUN = .venv/bin/python
 RUFF = PYTHON=$(PYTHON) bash scripts/setup_env.sh lint
 
-.PHONY: help env env-full demo test test-fast test-heavy test-gpu lint format zoo lock clean clean-env
+.PHONY: help env env-full demo test test-fast test-heavy test-gpu lint format docs docs-serve zoo lock clean clean-env
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,6 +30,12 @@ test-heavy: env-full ## the checks that take long: training to an accuracy, many
 
 test-gpu: env-full ## tests and benchmarks for an NVIDIA GPU; writes gpu_check.txt
 	bash scripts/gpu_check.sh
+
+docs: env ## build the documentation site into build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+
+docs-serve: env ## show the site on this machine, rebuilt as you write
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve
 
 zoo: env ## write the cards and tables of models/ from wbmm/zoo.yaml
 	$(RUN) tools/make_zoo.py

@@ -40,9 +40,9 @@ def test_workflows_call_make_targets(path):
         assert run.removeprefix("make ") in TARGETS
 
 
-def test_there_are_a_fast_a_full_and_a_gpu_job():
+def test_there_are_a_fast_a_full_a_docs_and_a_gpu_job():
     jobs = {name: job for path in WORKFLOWS for name, job in read_yaml(path)["jobs"].items()}
-    assert set(jobs) == {"fast", "full", "gpu"}
+    assert set(jobs) == {"fast", "full", "docs", "gpu"}
     assert "vars.WBMM_GPU_RUNNER" in jobs["gpu"]["if"]  # off unless someone turns it on
     assert [step["run"] for step in jobs["full"]["steps"] if "run" in step] == ["make test"]
 
@@ -153,8 +153,9 @@ def test_commands_in_the_docs_have_arguments_that_exist(page, capsys):
             pytest.fail(f"wbmm {name} {shlex.join(arguments)}: {capsys.readouterr().err.splitlines()[-1]}")
 
 
-def test_the_drawing_of_the_operator_is_what_its_script_draws():
+def test_the_drawings_of_the_operator_are_what_their_script_draws():
     spec = importlib.util.spec_from_file_location("draw_operator", ROOT / "scripts" / "draw_operator.py")
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    assert script.TARGET.read_text(encoding="utf-8") == script.draw()
+    drawn = {f"{name}.svg": draw() for name, draw in script.DRAWINGS.items()}
+    assert drawn == {path.name: path.read_text(encoding="utf-8") for path in script.FOLDER.glob("*.svg")}
