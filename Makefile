@@ -31,10 +31,10 @@ test-heavy: env-full ## the checks that take long: training to an accuracy, many
 test-gpu: env-full ## tests and benchmarks for an NVIDIA GPU; writes gpu_check.txt
 	bash scripts/gpu_check.sh
 
-docs: env ## build the documentation site into build/site; warnings are errors
+docs: env-full ## build the documentation site into build/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
-docs-serve: env ## show the site on this machine, rebuilt as you write
+docs-serve: env-full ## show the site on this machine, rebuilt as you write
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve
 
 zoo: env ## write the cards and tables of models/ from wbmm/zoo.yaml
