@@ -1,10 +1,12 @@
 """Every block of code in README and docs is run here, or says why not.
 
 A block that cannot run carries `<!-- not run: WHY -->` above it; a page of such blocks, `<!-- blocks not run: WHY -->`;
-a block that wants an optional package, `<!-- needs: PACKAGE -->`. The Python blocks of a page run one after the other, in
-one namespace. Of shell blocks, the `wbmm` commands run. Where a page has a large model, the smallest of the family runs,
-without a download. Shell commands that do not run are parsed: programs, options, configurations and files must exist.
-Of pages that a command wrote (docs/results, models), the commands are parsed.
+a block that wants an optional package, `<!-- needs: PACKAGE -->`.
+
+The Python blocks of a page run one after the other, in one namespace. Of shell blocks, the `wbmm` commands run. Where a
+page has a large model, the smallest of the family runs, without a download. Shell commands that do not run are parsed:
+programs, options, configurations and files must exist. Of pages that a command wrote (docs/results, models), the
+commands are parsed.
 """
 
 import argparse
@@ -254,8 +256,6 @@ def test_a_command_with_a_wrong_option_is_found(parse):
 
 
 def test_small_models_stand_in_for_large_ones():
-    code = (
-        'timm.create_model("wbmm_t_hier", pretrained=True); load("wbmm_t_in1k.pth", "unireplknet_s", "wbmm_a.tiny50")'
-    )
+    code = 'create_model("wbmm_t_hier", pretrained=True); load("wbmm_t_in1k.pth", "unireplknet_s", "wbmm_a.tiny50")'
     small = 'create_model("wbmm_a_hier"); load("wbmm_a_in1k.pth", "unireplknet_a", "wbmm_a.tiny50")'
     assert shrink(code) == small
