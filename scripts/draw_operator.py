@@ -9,7 +9,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parents[1] / "docs" / "images"
 CELL, SIDE, WINDOW = 14, 12, 4  # pixels of a cell, cells of the map, cells of a window
 GREY, BLUE, ORANGE, INK = "#d0d7de", "#54aeff", "#e16f24", "#768390"  # readable on white and on dark pages
-PALE = "#eaeef2"
+PALE, PURPLE = "#eaeef2", "#8250df"
 Place = tuple[int, int]
 
 
@@ -39,7 +39,7 @@ def borders(left: int, top: int, rows: int, columns: int, step: int, size: int =
     sides += [(0, y * size, width, y * size) for y in range(0, rows + 1, step)]
     for x1, y1, x2, y2 in sides:
         at = f'x1="{left + x1}" y1="{top + y1}" x2="{left + x2}" y2="{top + y2}"'
-        yield f'<line {at} stroke="{INK}" stroke-width="2"/>'
+        yield f'<line {at} stroke="{PURPLE}" stroke-width="2.5"/>'
 
 
 def square(row: int, column: int, side: int) -> set[Place]:

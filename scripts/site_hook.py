@@ -16,6 +16,7 @@ OUTSIDE = {path: path for path in ("CONTRIBUTING.md", "CHANGELOG.md", "wbmm/ops/
 OUTSIDE |= {path.relative_to(ROOT).as_posix(): f"models/{path.name}" for path in (ROOT / "models").glob("*.md")}
 OUTSIDE["SECURITY.md"] = "policy.md"  # security.md is the page in docs/
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(?=[)#])")
+NAMED = re.compile(r"\[([\w/]+\.md)\]\(([\w./-]+\.md)(?=[)#])")
 LANGUAGES = {".py": "python", ".sh": "bash", ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml"}
 
 
@@ -47,7 +48,7 @@ def shown(path: str) -> bool:
 
 def show(path: str) -> str:
     """A page with the text of a file, or the names in a folder."""
-    source, head = ROOT / path, f"---\nsearch: {{exclude: true}}\n---\n# {path}\n\n"
+    source, XX
     if source.is_dir():
         names = sorted(f"{entry.name}/" if entry.is_dir() else entry.name for entry in source.iterdir())
         return head + "".join(f"- `{name}`\n" for name in names if not name.startswith(("__", ".")))
@@ -71,6 +72,12 @@ def on_files(files: Files, config) -> Files:
     return files
 
 
+def title(path: str, otherwise: str) -> str:
+    """The heading of a page of the repository."""
+    found = re.search("^# (.+)$", (ROOT / path).read_text(encoding="utf-8"), re.MULTILINE)
+    return found[1] if found else otherwise
+
+
 def on_page_markdown(markdown: str, page, **_) -> str:
     here = repository_path(page.file.src_uri)
     folder = posixpath.dirname(page.file.src_uri)
@@ -79,4 +86,8 @@ def on_page_markdown(markdown: str, page, **_) -> str:
         path = resolve(here, match[1])
         return posixpath.relpath(site_path(path), folder or ".") if path else match[1]
 
-    return LINK.sub(rewrite, markdown)
+    def name(match: re.Match) -> str:  # [data.md](data.md): readers of the site know pages, not files
+        path = resolve(here, match[2])
+        return f"[{title(path, match[1]) if path else match[1]}]({match[2]}"
+
+    return LINK.sub(rewrite, NAMED.sub(name, markdown))
