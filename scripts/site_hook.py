@@ -48,7 +48,8 @@ def shown(path: str) -> bool:
 
 def show(path: str) -> str:
     """A page with the text of a file, or the names in a folder."""
-    source, XX
+    head = f"---\nsearch: {{exclude: true}}\nhide: [navigation, toc]\n---\n# {path}\n\n"
+    source = ROOT / path
     if source.is_dir():
         names = sorted(f"{entry.name}/" if entry.is_dir() else entry.name for entry in source.iterdir())
         return head + "".join(f"- `{name}`\n" for name in names if not name.startswith(("__", ".")))
