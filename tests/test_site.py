@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 for package in ("mkdocs", "material", "mkdocstrings"):
     pytest.importorskip(package, reason=f"{package} is not installed: pip install '.[docs]'")
 
+CHROMIUM = Path("/usr/bin/chromium")
 LOADED = {"script": "src", "img": "src", "iframe": "src", "source": "src", "video": "src", "embed": "src"}
 
 
@@ -81,6 +82,25 @@ def test_nothing_is_loaded_from_the_web(site, pages):
         text = style.read_text(encoding="utf-8")
         outside |= set(re.findall(r"(?:url\(|@import\s*)[\"']?((?:https?:)?//[^\"')\s]+)", text))
     assert outside == set()
+
+
+@pytest.mark.skipif(not CHROMIUM.exists(), reason="there is no chromium")
+def test_a_browser_asks_for_nothing_from_the_web(site):
+    """What scripts ask for, too: search, the switch between light and dark. No page is wider than a phone's screen."""
+    api = pytest.importorskip("playwright.sync_api")
+    outside, wide = set(), []
+    with api.sync_playwright() as play:
+        browser = play.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 390, "height": 844})
+        page.on("request", lambda request: outside.add(request.url) if request.url.startswith("http") else None)
+        for name in ("index.html", "operator.html", "api.html", "models/index.html", "segmentation.html"):
+            page.goto((site / name).as_uri())
+            page.wait_for_load_state("networkidle")
+            if page.evaluate("document.documentElement.scrollWidth > window.innerWidth"):
+                wide.append(name)
+        browser.close()
+    assert outside == set()
+    assert wide == []
 
 
 def test_sources_are_shown_as_code(site):
