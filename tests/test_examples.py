@@ -82,6 +82,8 @@ def test_blocks_say_what_they_are(page):
     for block in blocks(page):
         known = block.language in ("python", "yaml", *SHELL, *OUTPUT)
         assert known, f"{page}:{block.line}: a block of {block.language or 'what?'}"
+        for named in re.findall(r"tests/[\w/.]+", block.mark):
+            assert (ROOT / named).exists(), f"{page}:{block.line}: there is no {named}"
 
 
 @pytest.fixture(scope="module")
@@ -228,6 +230,7 @@ def check_overrides(train: argparse.Namespace | None) -> None:
         load_config(train.config, train.overrides)
 
 
+@pytest.mark.filterwarnings("ignore:Unable to enable fault handler")  # of torchrun's decorator: output is captured here
 @pytest.mark.parametrize("page", [page for page in [*BY_HAND, *WRITTEN] if blocks(page, *SHELL)], ids=ids)
 def test_shell_commands_are_valid(page, parse, monkeypatch):
     monkeypatch.chdir(ROOT)
