@@ -30,6 +30,8 @@ __all__ = [
 # key of a record: its column's heading and how a value is shown; a column that no record has is left out
 COLUMNS = {
     "model": ("model", "{}"),
+    "numbers": ("numbers", "{}"),
+    "top1": ("top-1 %, published", "{:.1f}"),
     "image": ("image", "{}"),
     "batch": ("batch", "{}"),
     "first": ("first path (median)", "{}"),
