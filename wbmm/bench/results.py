@@ -101,7 +101,8 @@ def present(
         print("nothing was measured")
         return 0
     print(table(records, markdown=args.markdown, first=first))
-    print(f"\n{note}\n{torch.get_num_threads()} threads, torch {torch.__version__}")
+    threads = torch.get_num_threads()
+    print(f"\n{note}\n{threads} thread{'' if threads == 1 else 's'}, torch {torch.__version__}")
     if args.out is not None:
         page, sheet = write_report(args.out, bench, records, columns, argv, note, first)
         print(f"written to {page} and {sheet}")
