@@ -14,7 +14,7 @@ def _few(monkeypatch):
     monkeypatch.setattr(paths, "WINDOWS", (3, 10))
     monkeypatch.setattr(paths, "COUNTS", (1, 3))
     monkeypatch.setattr(paths, "LINEARS", ((5, 8, 32),))
-    monkeypatch.setattr(paths, "FEED_FORWARDS", ((2, 4, 3), (4, 16, 70)))
+    monkeypatch.setattr(paths, "FEED_FORWARDS", ((2, 4, 3), (4, 32, 70)))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

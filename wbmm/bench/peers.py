@@ -171,6 +171,12 @@ def _records(entry: Entry, known: dict[str, Peer]) -> list[Record]:
     return found
 
 
+def _short(row: Record) -> str:
+    """T of wbmm_t, tiny of convnext_tiny; nothing for the others, or labels would cover each other."""
+    end = str(row["model"]).rsplit("_", 1)[1]
+    return {"WBMM": end.upper(), "ConvNeXt": end}.get(str(row["family"]), "")
+
+
 def draw(records: Sequence[Record], precision: str) -> Chart | None:
     """Top-1 against images a second, a curve for each family; None if nothing was measured in that precision."""
     rows = [record for record in records if record["precision"] == precision]
@@ -179,7 +185,12 @@ def draw(records: Sequence[Record], precision: str) -> Chart | None:
     series = []
     for family in dict.fromkeys(str(row["family"]) for row in rows):
         points = [
-            Point(float(row["images_per_s"]), float(row["top1"]), note=f"{row['model']}, {row['top1']} %")
+            Point(
+                float(row["images_per_s"]),
+                float(row["top1"]),
+                note=f"{row['model']}, {row['top1']} %",
+                label=_short(row),
+            )
             for row in sorted(rows, key=lambda row: float(row["top1"]))
             if row["family"] == family
         ]
