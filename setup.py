@@ -23,7 +23,22 @@ EXTRAS = {
     "wandb": ["wandb>=0.19"],
     "app": ["gradio>=6"],
     "analyze": ["grad-cam>=1.5.5", "matplotlib>=3.8"],
-    "dev": ["pytest>=8", "pytest-timeout>=2.3", "ruff>=0.9", "build>=1.2", "import-linter>=2", "playwright>=1.50"],
+    "docs": ["mkdocs-material>=9.6", "mkdocstrings[python]>=0.30", "mkdocs-jupyter>=0.25"],
+    "dev": [
+        "pytest>=8",
+        "pytest-timeout>=2.3",
+        "ruff>=0.9",
+        "build>=1.2",
+        "twine>=6",
+        "import-linter>=2",
+        "mypy>=1.15",
+        "playwright>=1.50",
+        "sybil>=9",
+        "nbclient>=0.10",
+        "ipykernel>=6.29",
+        "jsonschema>=4.20",
+        "segmentation-models-pytorch>=0.5",
+    ],
 }
 EXTRAS["all"] = sorted({requirement for extra in EXTRAS.values() for requirement in extra})
 

@@ -150,7 +150,7 @@ def window_pairs(dtype: torch.dtype = torch.float32, channels: int = 320) -> Ite
 
 def width_pairs(dtype: torch.dtype = torch.float32, channels: int = 320) -> Iterator[Pair]:
     """Convolutions of 7x7 windows with their kernel as it is, and with a column of zeros at each side."""
-    wide, bias = torch.randn(channels, 1, *kernel_size((7, 7))).to(dtype), torch.randn(channels).to(dtype)
+    wide, bias = torch.randn(channels, 1, *kernel_size((7, 7), dtype)).to(dtype), torch.randn(channels).to(dtype)
     wide[..., 0] = wide[..., -1] = 0
     narrow = wide[..., 1:-1].contiguous()
     for count in COUNTS:
