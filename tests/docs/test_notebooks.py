@@ -51,12 +51,18 @@ def test_links_lead_to_files(path):
     assert [link for link in re.findall(r"\]\(([^)]+)\)", text) if not (path.parent / link).is_file()] == []
 
 
-@every
+HEAVY = {"fuse_export_quantise"}  # a minute
+SAYS = {"quick_start": "obelisk", "fine_tune_on_a_folder": "new_stripes.png: stripes", "look_inside": "rocket: obelisk"}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=[pytest.mark.heavy] if path.stem in HEAVY else []) for path in NOTEBOOKS],
+    ids=lambda path: path.stem,
+)
 def test_it_runs(path):
-    """As it is committed, on this machine; text that does not depend on the machine is the same."""
+    """From the first cell to the last, in an empty folder."""
     notebook = nbformat.read(path, as_version=4)
     run_notebooks.execute(notebook)
-    assert notebook.metadata[run_notebooks.KEY] == nbformat.read(path, as_version=4).metadata[run_notebooks.KEY]
-    if path.stem == "quick_start":
-        text = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
-        assert "obelisk" in text
+    text = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", []))
+    assert SAYS.get(path.stem, "") in text
