@@ -3,7 +3,7 @@ PYTHON ?= python3
 RUN = .venv/bin/python
 RUFF = PYTHON=$(PYTHON) bash scripts/setup_env.sh lint
 
-.PHONY: help env env-full demo test test-fast test-heavy test-gpu lint format docs docs-serve zoo lock clean clean-env
+.PHONY: help env env-full demo test test-fast test-heavy test-gpu lint format docs docs-serve docs-demo notebooks zoo lock clean clean-env
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -36,6 +36,12 @@ docs: env-full ## build the documentation site into build/site; warnings are err
 
 docs-serve: env-full ## show the site on this machine, rebuilt as you write
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve
+
+notebooks: env-full ## run the notebooks and keep their outputs
+	$(RUN) scripts/run_notebooks.py
+
+docs-demo: env ## build the page that runs in a browser into build/site/demo; needs npm
+	$(RUN) scripts/build_demo.py
 
 zoo: env ## write the cards and tables of models/ from wbmm/zoo.yaml
 	$(RUN) tools/make_zoo.py

@@ -8,12 +8,14 @@ import posixpath
 import re
 from pathlib import Path
 
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 # In the repository and on the site; docs/X is X there.
-OUTSIDE = {path: path for path in ("CONTRIBUTING.md", "CHANGELOG.md", "wbmm/ops/README.md")}
+OUTSIDE = {path: path for path in ("CONTRIBUTING.md", "CHANGELOG.md", "wbmm/ops/README.md", "notebooks/README.md")}
 OUTSIDE |= {path.relative_to(ROOT).as_posix(): f"models/{path.name}" for path in (ROOT / "models").glob("*.md")}
+OUTSIDE |= {path.relative_to(ROOT).as_posix(): f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")}
 OUTSIDE["SECURITY.md"] = "policy.md"  # security.md is the page in docs/
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(?=[)#])")
 NAMED = re.compile(r"\[([\w/]+\.md)\]\(([\w./-]+\.md)(?=[)#])")
@@ -58,10 +60,10 @@ def show(path: str) -> str:
     return f"{head}{fence}{LANGUAGES.get(source.suffix, 'text')}\n{text}{fence}\n"
 
 
+@event_priority(100)  # before mkdocs-jupyter looks for notebooks
 def on_files(files: Files, config) -> Files:
     for path, on_site in OUTSIDE.items():
-        content = (ROOT / path).read_text(encoding="utf-8")
-        files.append(File.generated(config, on_site, content=content))
+        files.append(File.generated(config, on_site, abs_src_path=str(ROOT / path)))
     pages = [file for file in files if file.is_documentation_page() and file.src_uri.endswith(".md")]
     for page in pages:
         here = repository_path(page.src_uri)

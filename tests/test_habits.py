@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+import wbmm
+
 ROOT = Path(__file__).parents[1]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 TARGETS = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
@@ -50,6 +52,14 @@ def test_pre_commit_has_the_ruff_of_the_lock():
     locked = re.search(r"^ruff==(\S+)", (ROOT / "requirements.txt").read_text(encoding="utf-8"), re.MULTILINE)[1]
     assert revisions["ruff-pre-commit"] == f"v{locked}"
     assert "typos" in revisions
+
+
+def test_the_changelog_has_the_release():
+    """Keep a Changelog's layout: what is not released on top, then the version of the package with its date."""
+    headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings[0] == "Unreleased"
+    assert re.fullmatch(rf"{re.escape(wbmm.__version__)} - \d{{4}}-\d\d-\d\d", headings[1])
+    assert read_yaml(ROOT / "CITATION.cff")["version"] == wbmm.__version__
 
 
 def test_every_target_is_explained():

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -172,7 +173,7 @@ def windowed(
     why = _obstacle(x, *tables)
     if why is not None:
         _refuse("windowed", why)
-        if _asked is None and tables[0].ndim == 2 and compiled.takes(x, tables[0], kept):
+        if _asked is None and tables[0].ndim == 2 and kept is not None and compiled.takes(x, tables[0], kept):
             return compiled.windowed(x, tables, window, bias, shortcuts, padding_mode, kept)
         if torch.compiler.is_exporting() and any(isinstance(side, torch.SymInt) for side in x.shape[-2:]):
             matrix = expand(tables, window, index)
@@ -199,7 +200,7 @@ def kept_matrix(tables: list[Tensor], window: Window, index: list[Tensor] | None
 def gated_ffn(
     x: Tensor,
     fc1: nn.Module,
-    grn: nn.Module | tuple[Tensor, float],
+    grn: Any,
     fc2: nn.Module,
     gate: Tensor | None = None,
     norm: nn.Module | None = None,
@@ -226,6 +227,7 @@ def gated_ffn(
         why is not None
         and _asked is None
         and inference_form
+        and kept is not None
         and compiled.takes(x, grn[0], kept)
         and changed_module(fc1=(fc1, nn.Linear), fc2=(fc2, nn.Linear)) is None
     ):

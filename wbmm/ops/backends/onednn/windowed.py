@@ -167,7 +167,7 @@ class _WindowedProduct(torch.autograd.Function):
         if ctx.convolve:
             return windowed_convolution(x, _kernel(tables[0], window, shortcuts), window)
         windows = partition_windows(x, window)
-        return _merge(_multiply(windows, expand(tables, window), shortcuts), x, window)
+        return _merge(_multiply(windows, expand(list(tables), window), shortcuts), x, window)
 
     @staticmethod
     def backward(ctx, grad):
