@@ -1,21 +1,21 @@
 """MkDocs hook: pages and links that lie outside of docs/ work on the site as they do on GitHub.
 
-The pages of OUTSIDE become pages of the site. A file or folder of the repository that a page links to, such as
+The pages and notebooks of OUTSIDE become pages of the site. A file or folder of the repository that a page links to, such as
 ../wbmm/ops/reference.py, becomes a page that shows it, so that the site needs no address of a repository.
 """
 
+import json
 import posixpath
 import re
 from pathlib import Path
 
-from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 # In the repository and on the site; docs/X is X there.
-OUTSIDE = {path: path for path in ("CONTRIBUTING.md", "CHANGELOG.md", "wbmm/ops/README.md", "notebooks/README.md")}
-OUTSIDE |= {path.relative_to(ROOT).as_posix(): f"models/{path.name}" for path in (ROOT / "models").glob("*.md")}
-OUTSIDE |= {path.relative_to(ROOT).as_posix(): f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")}
+OUTSIDE = {path: path for path in ("CONTRIBUTING.md", "CHANGELOG.md", "wbmm/ops/README.md")}
+for folder, ending in (("models", "*.md"), ("notebooks", "*.md"), ("notebooks", "*.ipynb")):
+    OUTSIDE |= {f"{folder}/{path.name}": f"{folder}/{path.stem}.md" for path in (ROOT / folder).glob(ending)}
 OUTSIDE["SECURITY.md"] = "policy.md"  # security.md is the page in docs/
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(?=[)#])")
 NAMED = re.compile(r"\[([\w/]+\.md)\]\(([\w./-]+\.md)(?=[)#])")
@@ -60,10 +60,26 @@ def show(path: str) -> str:
     return f"{head}{fence}{LANGUAGES.get(source.suffix, 'text')}\n{text}{fence}\n"
 
 
-@event_priority(100)  # before mkdocs-jupyter looks for notebooks
+def show_notebook(text: str) -> str:
+    """A notebook as a page: its text, code and stored outputs. Nothing is run."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if "image/png" in data:
+                parts.append(f"![output](data:image/png;base64,{''.join(data['image/png'].split())})")
+            elif lines := output.get("text") or data.get("text/plain"):
+                parts.append(f"```text\n{''.join(lines).rstrip()}\n```")
+    return "\n\n".join(parts)
+
+
 def on_files(files: Files, config) -> Files:
     for path, on_site in OUTSIDE.items():
-        files.append(File.generated(config, on_site, abs_src_path=str(ROOT / path)))
+        content = (ROOT / path).read_text(encoding="utf-8")
+        content = show_notebook(content) if path.endswith(".ipynb") else content
+        files.append(File.generated(config, on_site, content=content))
     pages = [file for file in files if file.is_documentation_page() and file.src_uri.endswith(".md")]
     for page in pages:
         here = repository_path(page.src_uri)
