@@ -1,7 +1,7 @@
 """MkDocs hook: pages and links that lie outside of docs/ work on the site as they do on GitHub.
 
-The pages and notebooks of OUTSIDE become pages of the site. A file or folder of the repository that a page links to, such as
-../wbmm/ops/reference.py, becomes a page that shows it, so that the site needs no address of a repository.
+The pages and notebooks of OUTSIDE become pages of the site. A file or folder of the repository that a page links to,
+such as ../wbmm/ops/reference.py, becomes a page that shows it, so that the site needs no address of a repository.
 """
 
 import json
