@@ -12,8 +12,8 @@ import yaml
 
 from wbmm.bench.det import SIZE, OnFixedRois
 from wbmm.bench.seg import COST_SIZE
+from wbmm.models.costs import build_on_meta, count_macs, count_params
 from wbmm.models.fuse import fuse
-from wbmm.models.profile import build_on_meta, count_macs, count_params
 from wbmm.zoo import Downstream, load_downstream, load_zoo
 
 PACKAGE = Path(__file__).parents[1] / "wbmm"

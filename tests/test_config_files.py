@@ -10,7 +10,7 @@ import torch
 import wbmm
 from tests.helpers import randomize
 from wbmm.config_files import SMALL_RECIPES, find_config, resolve_config
-from wbmm.models.profile import build_on_meta
+from wbmm.models.costs import build_on_meta
 from wbmm.paper_tables import load_tables
 from wbmm.train.config import load_config, to_dict
 

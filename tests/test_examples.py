@@ -25,7 +25,7 @@ import torch
 
 from tests.test_habits import TARGETS
 from wbmm import cli
-from wbmm.data.landscapes import draw_landscape
+from wbmm.data.images import draw_landscape
 from wbmm.models.named_mixers import MIXERS
 from wbmm.ops import BACKENDS
 from wbmm.train.config import load_config

@@ -14,10 +14,7 @@ CHOICES = re.compile(
     r"is_compiling|is_exporting|is_tracing|is_scripting|\.dtype (?:==|!=|in|not in) "
 )
 ALLOWED = {
-    (
-        "models/recompute.py",
-        "is_compiling",
-    ),  # activation checkpointing: torch cannot compile our context
+    ("models/wbmm.py", "is_compiling"),  # activation checkpointing: torch cannot compile our context
     ("models/wbmm.py", "is_scripting"),  # nor script a checkpoint
     ("models/state.py", ".dtype not in "),  # of a file's tensors
 }
@@ -54,3 +51,22 @@ def test_only_ops_chooses_how_to_compute(room):
 )
 def test_such_a_choice_is_seen(line):
     assert CHOICES.search(line)
+
+
+def test_the_two_walks_of_the_design_are_true():
+    """Every file that docs/design.md names is there, and each walk goes through as many as it says."""
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    walks = re.findall(r"^\*\*.*\), (\d+) files:\n\n((?:\|.*\n)+)", page, re.MULTILINE)
+    assert len(walks) == 2
+    for count, table in walks:
+        files = set(re.findall(r"`([\w/]+\.py)`", table))
+        assert [name for name in sorted(files) if not (ROOT / "wbmm" / name).is_file()] == []
+        assert len(files) == int(count)
+
+
+def test_every_room_is_in_the_plan():
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    rooms = {path.name + "/" for path in (ROOT / "wbmm").iterdir() if (path / "__init__.py").is_file()}
+    rooms |= {path.stem for path in (ROOT / "wbmm").glob("*.py") if not path.stem.startswith("_")} - {"cli"}
+    table = page[page.index("## The rooms") : page.index("## One door")]
+    assert rooms - set(re.findall(r"`([\w/]+)`", table)) == set()

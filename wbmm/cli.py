@@ -26,8 +26,8 @@ COMMANDS = {
     "segment": ("wbmm.mm.segment", "pictures with the classes of their pixels in colour, and a legend"),
     "detect": ("wbmm.mm.detect", "pictures with boxes, masks, labels and scores; COCO's results in JSON"),
     "app": ("wbmm.commands.app", "a local web page to drop pictures on a classifier, segmentor or detector"),
-    "analyze": ("wbmm.commands.analyze", "what a model learned: tables, receptive fields, maps, mistakes"),
-    "bench": ("wbmm.commands.bench", "speed of models, side by side in one run"),
+    "analyze": ("wbmm.analysis", "what a model learned: tables, receptive fields, maps, mistakes"),
+    "bench": ("wbmm.bench", "speed of models, side by side in one run"),
     "table": ("wbmm.tables.table", "a table of the paper: its rows built, counted, timed and, when asked, trained"),
     "demo": ("wbmm.commands.demo", "the main job end to end, on this machine"),
 }

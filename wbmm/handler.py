@@ -1,16 +1,18 @@
-"""One handler at the top of every command: people see one line, and a bug leaves a log file to send us."""
+"""What all commands share: an error is one line, a bug leaves a log file, and what a command chooses from is lazy."""
 
+import argparse
+import importlib
 import os
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from .extras import install_command
 from .text import printable
 
-__all__ = ["INTERRUPTED", "is_out_of_memory", "run_command"]
+__all__ = ["INTERRUPTED", "add_kinds", "is_out_of_memory", "run_command", "run_kind"]
 
 FAILED, INTERRUPTED = 1, 130  # argparse's 2 is for wrong usage
 _MEMORY = ("can't allocate memory", "out of memory")
@@ -90,3 +92,30 @@ def _report(name: str, error: Exception) -> str:
     except OSError:
         where = "WBMM_DEBUG=1 shows the traceback"
     return f"unexpected error, {what}. This is a bug; please report it: {where}"
+
+
+def add_kinds(parser: argparse.ArgumentParser, kinds: Mapping[str, tuple[str, str]]) -> None:
+    """A first argument that says which module does the work, e.g. `wbmm bench model`.
+
+    Args:
+        parser: of the command.
+        kinds: name to (module, summary). A module is imported, with torch, only when it is asked for.
+    """
+
+    class KindParser(argparse.ArgumentParser):
+        def parse_known_args(self, args=None, namespace=None):
+            module = importlib.import_module(kinds[self.prog.split()[-1]][0])
+            self.description, self.epilog = module.__doc__, f"example:\n  {module.EXAMPLE}"
+            module.add_arguments(self)
+            return super().parse_known_args(args, namespace)
+
+    choice = parser.add_subparsers(
+        dest="kind", required=True, metavar="{" + ",".join(kinds) + "}", parser_class=KindParser
+    )
+    for name, (_, summary) in kinds.items():
+        choice.add_parser(name, help=summary, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def run_kind(args: argparse.Namespace, kinds: Mapping[str, tuple[str, str]]) -> int:
+    """Runs the module that was asked for."""
+    return importlib.import_module(kinds[args.kind][0]).run(args)

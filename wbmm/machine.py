@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from wbmm.text import first_line
 from wbmm.version import __version__
 
 __all__ = [
@@ -56,7 +57,7 @@ def check_device(device: str) -> None:
     try:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"--device {device} cannot be used here: {str(error).splitlines()[0]}") from None
+        raise ValueError(f"--device {device} cannot be used here: {first_line(error)}") from None
 
 
 PRECISIONS = {"tf32": "products and convolutions in TF32, as in the paper", "ieee": "strict float32"}

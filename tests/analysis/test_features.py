@@ -8,8 +8,7 @@ import timm
 import torch
 
 import wbmm
-from wbmm.analysis.features import stage_maps, to_rgb
-from wbmm.analysis.seams import SeamMeter, measure_seams, summarise_seams
+from wbmm.analysis.features import SeamMeter, measure_seams, stage_maps, summarise_seams, to_rgb
 
 WINDOW = (7, 7)
 

@@ -11,12 +11,10 @@ from wbmm.bench.dense import BACKBONES
 from wbmm.bench.log import Entry
 from wbmm.bench.operators import paper_figures
 from wbmm.bench.report import build_blocks
-from wbmm.bench.report.against import changes
 from wbmm.bench.report.chart import Axis, Chart, Point, Series
-from wbmm.bench.report.findings import operator_findings
-from wbmm.bench.report.net_findings import net_findings
+from wbmm.bench.report.findings import net_findings, operator_findings
 from wbmm.bench.report.page import Table
-from wbmm.bench.report.runs import load_runs, op_speeds, split_name
+from wbmm.bench.report.runs import changes, load_runs, op_speeds, split_name
 from wbmm.bench.seg import paper_speeds
 from wbmm.bench.speed import paper_model_speeds
 

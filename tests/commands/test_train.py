@@ -12,7 +12,7 @@ import wbmm
 from tests.fixtures.one_thread import one_thread
 from wbmm import cli
 from wbmm.io.reader import safe_load
-from wbmm.train import start
+from wbmm.train import recipe
 
 __all__ = ["one_thread"]
 
@@ -34,7 +34,7 @@ FILES = {
 
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch):
-    monkeypatch.setattr(start, "published_weights", lambda name: None)
+    monkeypatch.setattr(recipe, "published_weights", lambda name: None)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def train(photos, out, *more):
 def finished(photos, tmp_path_factory, one_thread):
     out = tmp_path_factory.mktemp("runs") / "first"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(start, "published_weights", lambda name: None)
+        patch.setattr(recipe, "published_weights", lambda name: None)
         assert train(photos, out, "--export", "onnx", "optim.lr=0.003", "mix.cutmix=1.0", "mix.prob=1.0") == 0
     return out
 

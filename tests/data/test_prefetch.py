@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from tests.data.helpers import collect, config, folder
-from wbmm.data import prefetch
+from wbmm.data import loader
 from wbmm.data.augment import FinishBytes
-from wbmm.data.prefetch import Prefetcher
+from wbmm.data.loader import Prefetcher
 from wbmm.train.build import build_data
 
 __all__ = ["folder"]
@@ -96,7 +96,7 @@ def test_a_batch_is_sent_on_its_own_stream_while_the_one_before_is_used(monkeypa
     streams = Streams(notes)
     for name in ("Stream", "stream", "current_stream"):
         monkeypatch.setattr(torch.cuda, name, getattr(streams, name))
-    monkeypatch.setattr(prefetch, "send", lambda tensor, device: notes.append(f"send on {streams.now}") or tensor)
+    monkeypatch.setattr(loader, "send", lambda tensor, device: notes.append(f"send on {streams.now}") or tensor)
     monkeypatch.setattr(torch.Tensor, "record_stream", lambda _, stream: notes.append(f"kept for {stream.name}"))
 
     def finish(images, number):

@@ -14,8 +14,7 @@ import wbmm
 from tests.helpers import randomize
 from wbmm.io.files import load_weights, read_state_dict, round_weights
 from wbmm.io.reader import safe_load
-from wbmm.models.identify import identify
-from wbmm.models.state import CheckpointError, find_state_dict
+from wbmm.models.state import CheckpointError, find_state_dict, identify
 
 NARROW = {"dims": (8, 16, 32, 64)}
 

@@ -9,7 +9,7 @@ import wbmm
 from tests.helpers import randomize
 from wbmm.layers import WBMM2d
 from wbmm.models.convnext import alternating_pattern
-from wbmm.models.profile import build_on_meta, count_macs, count_params
+from wbmm.models.costs import build_on_meta, count_macs, count_params
 
 SMALL = {"dims": (8, 16, 24, 32), "depths": (2, 1, 3, 1)}
 

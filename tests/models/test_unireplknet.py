@@ -13,10 +13,9 @@ from tests.reference import FOLDER, image, released_logits, released_state_dict
 from wbmm.io.card import card_of, recognise
 from wbmm.io.files import load_weights
 from wbmm.layers import DepthwiseConv2d, DilatedReparamConv2d, FusedDepthwiseConv2d
-from wbmm.models.identify import identify
-from wbmm.models.pattern import parse_pattern
-from wbmm.models.profile import build_on_meta, count_macs, count_params, receptive_fields
-from wbmm.models.state import CheckpointError
+from wbmm.models.costs import build_on_meta, count_macs, count_params, receptive_fields
+from wbmm.models.named_mixers import parse_pattern
+from wbmm.models.state import CheckpointError, identify
 from wbmm.zoo import load_zoo
 
 FAMILY = [name for name, model in load_zoo().items() if model.task == "baseline"]

@@ -10,7 +10,14 @@ import torch
 import torch.nn as nn
 
 from tests.helpers import randomize
-from wbmm.layers import FeedForward, FusedFeedForward, FusedHierarchicalWBMM2d, HierarchicalWBMM2d, WBMM2d
+from wbmm.layers import (
+    FeedForward,
+    FusedFeedForward,
+    FusedHierarchicalWBMM2d,
+    HierarchicalWBMM2d,
+    SqueezeExcite,
+    WBMM2d,
+)
 from wbmm.ops import BACKENDS, dispatch, reference, use_backend, windowed
 from wbmm.ops.backends.onednn import linear
 from wbmm.ops.backends.tiled import LARGE_MATRIX
@@ -44,6 +51,7 @@ LAYERS = {
     "fused": lambda: FusedHierarchicalWBMM2d(torch.randn(6, 729), torch.randn(6, 169), torch.randn(6), (14, 14)),
     "ffn": lambda: Ffn(FeedForward(6)),
     "fused ffn": lambda: FusedFfn(FusedFeedForward(6, 24, 1e-6)),
+    "gate": lambda: SqueezeExcite(6),
 }
 
 
@@ -149,7 +157,7 @@ SITUATIONS = {
     "wrapped linear": (_wrapped, "fc1 is a Wrapped"),
     "partly frozen": (_partly_frozen, None),
     "frozen": (lambda layer, x: layer.requires_grad_(False), None),
-    "autocast": (_under_autocast, "it does not know autocast"),
+    "autocast": (_under_autocast, "autocast (leaves|asks for) "),
     "compile": (_compiled, "see the reference"),
     "export": (lambda layer, x: torch.export.export(layer, (x,)).module(), "see the reference"),
     "fx": (lambda layer, x: torch.fx.symbolic_trace(layer), None),

@@ -13,7 +13,7 @@ from wbmm.bench.setting import Setting
 from wbmm.ops import use_backend
 from wbmm.ops.backends.onednn.linear import takes_onednn
 from wbmm.paper_tables import read_tables
-from wbmm.tables import small as small_module
+from wbmm.tables import measure
 from wbmm.timing import Timing
 
 ROOT = Path(__file__).parents[2]
@@ -169,7 +169,7 @@ def test_some_rows_and_their_baseline(capsys):
 
 
 def test_an_interrupted_training_writes_no_page(monkeypatch, capsys):
-    monkeypatch.setattr(small_module, "compare", lambda *args: None)
+    monkeypatch.setattr(measure, "compare", lambda *args: None)
     assert table("toy", *TRAIN) == 1
     assert "the same command continues" in capsys.readouterr().err
     assert not Path("runs/table-toy").exists()

@@ -8,8 +8,8 @@ import pytest
 from wbmm import cli
 from wbmm.bench import det, seg
 from wbmm.paper_tables import load_commands, load_dense_tables, load_tables
-from wbmm.tables.contradictions import contradictions, dense_contradictions
 from wbmm.tables.counted import COUNTED
+from wbmm.tables.page import contradictions, dense_contradictions
 
 ROOT = Path(__file__).parents[2]
 

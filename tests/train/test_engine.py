@@ -15,6 +15,8 @@ from wbmm.commands.train import main
 from wbmm.train import engine
 from wbmm.train import fit as fit_module
 from wbmm.train.config import load_config
+from wbmm.train.dist import World
+from wbmm.train.engine import validate
 from wbmm.train.fit import fit
 
 ONE_EPOCH = {"schedule": {"epochs": 1, "warmup_epochs": 0}, "save": {"every_steps": 0}}
@@ -266,3 +268,40 @@ def test_mistakes_end_the_command_before_the_first_step(make_config, overrides, 
     assert main([str(config), *overrides]) == 1
     assert text in capsys.readouterr().err
     assert not (out_of(config) / "metrics.jsonl").exists()
+
+
+class Share:
+    """Images whose only pixel is their class, `wrong` of which the model below gets wrong."""
+
+    def __init__(self, size: int, sizes: list[int], wrong: int = 0):
+        targets = torch.arange(size) % 7
+        pixels = torch.where(torch.arange(size) < wrong, (targets + 1) % 7, targets)
+        self.size, self.batches = size, list(zip(pixels.split(sizes), targets.split(sizes), strict=True))
+
+    def __iter__(self):
+        return ((pixels[:, None, None, None].float(), targets) for pixels, targets in self.batches)
+
+
+class Reader(torch.nn.Module):
+    def forward(self, images):
+        return torch.nn.functional.one_hot(images.flatten().long(), 7).float() * 20
+
+
+def test_evaluation_counts_images_not_batches():
+    world = World(0, 1, torch.device("cpu"))
+    figures = validate(Reader(), Share(11, [4, 4, 3], wrong=3), world)
+    assert figures["top1"] == pytest.approx(100 * 8 / 11)
+    assert figures["loss"] == pytest.approx(20 * 3 / 11, rel=1e-5)
+
+
+def test_an_image_lost_in_evaluation_is_an_error():
+    world = World(0, 1, torch.device("cpu"))
+    share = Share(11, [4, 4, 3])
+    share.batches.pop()
+    with pytest.raises(RuntimeError, match="counted 8 images, but the validation set has 11"):
+        validate(Reader(), share, world)
+    assert validate(Reader(), share, world, exact=False)["top1"] == 100
+
+
+def test_an_evaluation_can_be_abandoned():
+    assert validate(Reader(), Share(4, [4]), World(0, 1, torch.device("cpu")), stop=lambda: True) is None

@@ -8,11 +8,11 @@ import torch
 
 from tests.data.helpers import picture, png_bytes
 from tests.data.test_discover import draw, write_tar
-from wbmm.data.lists import read_list
+from wbmm.data.folders import read_list
 from wbmm.io.card import ModelCard
 from wbmm.io.files import save_model
 from wbmm.models.state import CheckpointError
-from wbmm.train import recipe, start
+from wbmm.train import recipe
 from wbmm.train.build import build_data
 from wbmm.train.recipe import choose_recipe
 
@@ -22,7 +22,7 @@ TINY = "model.args.dims=[8,8,16,16]"
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(start, "published_weights", lambda name: None)
+    monkeypatch.setattr(recipe, "published_weights", lambda name: None)
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_weights_that_cannot_be_reached_are_told_of(photos, monkeypatch):
     def refuse(name):
         raise CheckpointError(f"{name}: its weights could not be downloaded (no route). Fetch https://x")
 
-    monkeypatch.setattr(start, "published_weights", refuse)
+    monkeypatch.setattr(recipe, "published_weights", refuse)
     assert choose(photos).notes == [
         "wbmm_a: its weights could not be downloaded (no route). Fetch https://x, or --init FILE. "
         "Until then it starts from scratch."
@@ -152,7 +152,7 @@ def test_weights_bring_their_model_size_and_colours(photos, tmp_path):
 
 def test_published_weights_are_taken_where_they_can_be_reached(photos, tmp_path, monkeypatch):
     write_weights(tmp_path / "a.safetensors")
-    monkeypatch.setattr(start, "published_weights", {"wbmm_a": tmp_path / "a.safetensors"}.get)
+    monkeypatch.setattr(recipe, "published_weights", {"wbmm_a": tmp_path / "a.safetensors"}.get)
     choices = choose_recipe(photos, model="wbmm_a")
     assert row(choices, "starts from") == (str(tmp_path / "a.safetensors"), "published for this model")
     assert choices.config.init == str(tmp_path / "a.safetensors")

@@ -4,8 +4,7 @@ import argparse
 from pathlib import Path
 
 from wbmm.data.images import match_classes, no_more_than, open_labelled
-from wbmm.deploy.evaluate import add_data_arguments, classifier, collect, top
-from wbmm.deploy.mistakes import (
+from wbmm.deploy.confusion import (
     class_scores,
     class_table,
     confusion_matrix,
@@ -15,6 +14,7 @@ from wbmm.deploy.mistakes import (
     surest_mistakes,
     write_class_scores,
 )
+from wbmm.deploy.evaluate import add_data_arguments, classifier, collect, top
 from wbmm.deploy.predict import class_names
 from wbmm.deploy.runtime import open_runner
 

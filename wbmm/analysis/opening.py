@@ -11,8 +11,7 @@ import torch.nn as nn
 from PIL import Image
 from torch import Tensor
 
-from wbmm.data.images import find_images
-from wbmm.data.landscapes import draw_landscape
+from wbmm.data.images import draw_landscape, find_images
 from wbmm.data.sources import FileSource
 from wbmm.deploy.runtime import EXPORTED, open_runner
 from wbmm.io.card import ModelCard, card_of

@@ -1,1 +1,30 @@
-"""Measuring speed: ratios from one interleaved run."""
+"""`wbmm bench`: speed of operators, models and training, as ratios from one interleaved run."""
+
+import argparse
+
+from wbmm.handler import add_kinds, run_kind
+
+__all__ = ["BENCHES", "EXAMPLE", "add_arguments", "run"]
+
+BENCHES = {
+    "op": ("wbmm.bench.operator_speed", "the operator against depthwise convolutions, as in the paper's table"),
+    "model": ("wbmm.bench.inference", "inference of whole models; the paper's tables with --preset paper or edge"),
+    "train": ("wbmm.bench.training", "training steps and their memory; the paper's with --preset paper"),
+    "runtime": ("wbmm.bench.runtime", "one model in PyTorch, ONNX Runtime, OpenVINO and INT8"),
+    "paths": ("wbmm.bench.paths", "two ways to compute the same operator, by shape"),
+    "profile": ("wbmm.bench.profile", "where the time of a model goes, by operator"),
+    "seg": ("wbmm.bench.seg", "whole UPerNet segmentors: throughput, parameters, FLOPs"),
+    "det": ("wbmm.bench.det", "whole Cascade Mask R-CNN detectors: throughput, parameters, FLOPs"),
+    "memory": ("wbmm.bench.memory", "peak memory in inference and in a training step"),
+    "report": ("wbmm.bench.report", "the logs of these as one page, the paper's figures beside ours"),
+    "roofline": ("wbmm.bench.roofline", "bytes and multiply-adds at a GPU's limits; computed"),
+}
+EXAMPLE = "wbmm bench model wbmm_t:compact convnext_tiny --batch 1 16"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_kinds(parser, BENCHES)
+
+
+def run(args: argparse.Namespace) -> int:
+    return run_kind(args, BENCHES)

@@ -11,8 +11,8 @@ import torch.nn as nn
 from torch import Tensor
 
 from wbmm.mm import require
+from wbmm.models.costs import count_macs, count_params
 from wbmm.models.fuse import fuse
-from wbmm.models.profile import count_macs, count_params
 from wbmm.paper_tables import load_dense_tables
 from wbmm.text import render_table
 

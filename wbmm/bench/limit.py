@@ -8,7 +8,7 @@ from functools import partial
 import torch
 import torch.nn as nn
 
-from wbmm.models.profile import count_macs
+from wbmm.models.costs import count_macs
 from wbmm.ops.backends.onednn.linear import linear
 from wbmm.timing import Timing
 

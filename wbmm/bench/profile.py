@@ -11,6 +11,9 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from wbmm.deploy.export import export_model
+from wbmm.deploy.runtime import openvino_model, read_openvino
+from wbmm.io.card import card_of
 from wbmm.progress import progress_bar
 
 from .candidates import FORMS, TRAINING_FORMS, TrainingStep, build, images_for, split
@@ -126,10 +129,6 @@ def operator_times(events: Iterable, on_cuda: bool) -> tuple[Counter, Counter]:
 
 def _openvino(args: argparse.Namespace) -> tuple[Counter, Counter]:
     """OpenVINO's own counters, for one request of the whole batch with all threads."""
-    from wbmm.deploy.export import export_model
-    from wbmm.deploy.runtime import openvino_model, read_openvino
-    from wbmm.io.card import card_of
-
     model = build(args.model, size=tuple(args.size))
     say("exporting to OpenVINO")
     with tempfile.TemporaryDirectory() as folder:

@@ -5,10 +5,12 @@ import importlib
 import importlib.metadata
 import os
 import platform
+import warnings
 
 from wbmm.extras import PACKAGES, Package, install_command, silence_telemetry
 from wbmm.mm import MMCV_HELP, check_mmcv_ops
-from wbmm.text import render_table
+from wbmm.text import first_line, render_table
+from wbmm.version import __version__
 
 EXAMPLE = "wbmm doctor"
 
@@ -30,7 +32,7 @@ def check_package(package: Package) -> tuple[bool, str, str]:
     try:
         importlib.import_module(package.module)
     except Exception as error:  # a broken install can fail with anything
-        return False, version, f"import fails: {(str(error).splitlines() or [type(error).__name__])[0]}"
+        return False, version, f"import fails: {first_line(error)}"
     return True, version, ""
 
 
@@ -52,10 +54,6 @@ def check_backends() -> list[tuple[str, bool, str]]:
 
 
 def run(args: argparse.Namespace) -> int:
-    import warnings
-
-    from wbmm.version import __version__
-
     warnings.simplefilter("ignore")  # of the packages that are tried here
     print(f"wbmm {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}\n")
     mark = {True: "ok", False: "--"}

@@ -11,6 +11,7 @@ from wbmm.deploy.export.graph import INPUT_NAME
 from wbmm.io.card import check_timm_name
 from wbmm.io.files import describe_source, load_model, run_checkpoint
 from wbmm.layers import Block
+from wbmm.mm.exportable import open_exportable
 from wbmm.models.fuse import FUSED_FORMS
 from wbmm.text import render_table
 
@@ -89,8 +90,6 @@ def _open(args: argparse.Namespace) -> Exportable:
     if args.neck and args.config is None:
         raise ValueError("--neck is for a detector's checkpoint, with its --config FILE")
     if args.config is not None:
-        from wbmm.mm.exportable import open_exportable
-
         exportable = open_exportable(args.config, path, args.features, args.neck)
         # A detector's pictures keep their aspect ratio, so that one size would fit few of them.
         args.dynamic_size |= exportable.boxes and args.size is None

@@ -2,7 +2,14 @@
 
 import argparse
 import difflib
+from collections import Counter
 
+import timm
+import torch
+
+from wbmm.models.costs import build_on_meta, count_macs, count_params, receptive_fields
+from wbmm.models.fuse import fuse
+from wbmm.ops import dispatch
 from wbmm.text import render_table
 from wbmm.zoo import load_zoo
 
@@ -29,8 +36,6 @@ def check_name(name: str) -> str:
 
 
 def run(args: argparse.Namespace) -> int:
-    from wbmm.models.profile import build_on_meta, count_macs, count_params, receptive_fields
-
     model = load_zoo()[check_name(args.model)]
     height, width = args.size
     if min(args.size) < 1:
@@ -68,11 +73,6 @@ def run(args: argparse.Namespace) -> int:
 
 def describe_backends(name: str) -> str:
     """Who computes the operators of each block here, fused in inference and in training: a small batch is run."""
-    import timm
-    import torch
-
-    from wbmm.models.fuse import fuse
-
     device = "cuda" if torch.cuda.is_available() else "cpu"
     trained = timm.create_model(name, device=device)
     rows, reasons = [], {}
@@ -90,12 +90,6 @@ def describe_backends(name: str) -> str:
 
 def watch_choices(net, images, grad: bool) -> dict[tuple, int]:
     """(part of the net, operator, backend, reasons of the others) to the number of calls of one run."""
-    from collections import Counter
-
-    import torch
-
-    from wbmm.ops import dispatch
-
     choices, where = Counter(), ["stem"]
     for i, stage in enumerate(net.stages):
         stage.register_forward_pre_hook(lambda *args, i=i: where.__setitem__(0, f"stage {i + 1}"))
@@ -112,8 +106,6 @@ def watch_choices(net, images, grad: bool) -> dict[tuple, int]:
 
 
 def _row(name, blocks, window, side, channels, module, macs, field) -> list[str]:
-    from wbmm.models.profile import count_params
-
     return [
         name,
         blocks,

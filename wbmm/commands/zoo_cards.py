@@ -168,7 +168,7 @@ def _front_page(root: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Result:
+class RunResult:
     """A row of a result page.
 
     Attributes:
@@ -184,7 +184,7 @@ class Result:
     measured: str
 
 
-def read_results(folder: Path) -> Iterator[Result]:
+def read_results(folder: Path) -> Iterator[RunResult]:
     """The rows of every table in `folder` whose first column is `model`, as `tools/compare.py` writes them."""
     for path in sorted(folder.glob("*.md")):
         headers, lines = None, path.read_text(encoding="utf-8").splitlines()
@@ -197,10 +197,10 @@ def read_results(folder: Path) -> Iterator[Result]:
                 headers = cells
             elif headers[0] == "model" and not set(line) <= set("|-: "):
                 row = dict(zip(headers[1:], cells[1:], strict=True))
-                yield Result(path.stem, cells[0].strip("`"), row, measured)
+                yield RunResult(path.stem, cells[0].strip("`"), row, measured)
 
 
-def _readme(results: list[Result]) -> str:
+def _readme(results: list[RunResult]) -> str:
     headers = ["model", "task", "params M", "fused M", "params M (paper)", "FLOPs G", "FLOPs G (paper)"]
     headers += ["Top-1 % (paper)", "Top-1 % (measured here)", "blocks", "windows", "weights"]
     rows = [
@@ -218,7 +218,7 @@ def _readme(results: list[Result]) -> str:
     )
 
 
-def _downstream_table(models: list[Downstream], results: list[Result]) -> str:
+def _downstream_table(models: list[Downstream], results: list[RunResult]) -> str:
     counts = load_downstream_counts()
     metrics = [key for key in METRICS if any(key in model.paper for model in models)]
     headers = ["model", "params M", "fused M", "params M (paper)", "FLOPs G", "FLOPs G (paper)"]
@@ -243,7 +243,7 @@ def _downstream_table(models: list[Downstream], results: list[Result]) -> str:
     return render_table(headers, rows, markdown=True)
 
 
-def _measured_cell(name: str, results: list[Result]) -> str:
+def _measured_cell(name: str, results: list[RunResult]) -> str:
     """`98.61 (digits)` for each page that has the model; the mean over its seeds."""
     found = [
         f"{result.row['mean']} ([{result.page}](../docs/results/{result.page}.md))"
@@ -253,7 +253,7 @@ def _measured_cell(name: str, results: list[Result]) -> str:
     return ", ".join(found) or "-"
 
 
-def _model_card(root: Path, model: ZooModel, results: list[Result]) -> str:
+def _model_card(root: Path, model: ZooModel, results: list[RunResult]) -> str:
     count, tag = load_counts()[model.name], next(iter(model.weights), None)
     name = f'"{model.name}.{tag}", pretrained=True' if tag else f'"{model.name}"'
     windows = " ".join(map(str, model.window)) if model.mixer == "wbmm" else f"none; operator `{model.mixer}`"
@@ -271,7 +271,7 @@ def _model_card(root: Path, model: ZooModel, results: list[Result]) -> str:
     return _card(root, model, results, facts=facts, usage=usage, language="python", training=_model_training(model))
 
 
-def _downstream_card(root: Path, model: Downstream, results: list[Result]) -> str:
+def _downstream_card(root: Path, model: Downstream, results: list[RunResult]) -> str:
     count, segments = load_downstream_counts()[model.name], model.task == "segmentation"
     size = "512x2048" if segments else "1280x800"
     link = f"[{model.backbone}]({model.backbone}.md)" if model.backbone in load_zoo() else f"`{model.backbone}`"
@@ -289,7 +289,7 @@ def _downstream_card(root: Path, model: Downstream, results: list[Result]) -> st
     return _card(root, model, results, facts=facts, usage=usage, language="bash", training=training)
 
 
-def _card(root: Path, model: ZooModel | Downstream, results: list[Result], facts: list, **parts: str) -> str:
+def _card(root: Path, model: ZooModel | Downstream, results: list[RunResult], facts: list, **parts: str) -> str:
     backbone = getattr(model, "backbone", model.name)
     return CARD.format(
         notice=NOTICE,
@@ -312,7 +312,7 @@ def _paper(paper: dict) -> str:
     return render_table(list(known), [list(known.values())], markdown=True)
 
 
-def _measured(name: str, results: list[Result]) -> str:
+def _measured(name: str, results: list[RunResult]) -> str:
     parts = []
     for result in results:
         if result.model == name:

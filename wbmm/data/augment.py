@@ -15,11 +15,10 @@ from torch.utils.data import Dataset
 from wbmm.io.card import image_transform
 
 from .order import SAMPLE, hash64
-from .prefetch import send
 from .settings import AugmentConfig, DataConfig
 from .sources import BadImage, Source
 
-__all__ = ["ByteTransform", "FinishBytes", "SampleDataset", "eval_transform", "seeded", "train_transform"]
+__all__ = ["ByteTransform", "FinishBytes", "SampleDataset", "eval_transform", "seeded", "send", "train_transform"]
 
 MODES = {1: "L", 3: "RGB"}
 MOST_BAD_IN_A_ROW = 20
@@ -75,6 +74,13 @@ class ByteTransform:
             return image, None
         top, left = int(rows[0]), int(columns[0])
         return image, (top, left, canvas[:, top : int(rows[-1]) + 1, left : int(columns[-1]) + 1].clone())
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on the device; to a GPU through page-locked memory, so that the host need not wait."""
+    if device.type == "cpu":
+        return tensor
+    return (tensor if tensor.is_pinned() else tensor.pin_memory()).to(device, non_blocking=True)
 
 
 class FinishBytes:

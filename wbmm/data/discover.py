@@ -7,8 +7,7 @@ from pathlib import Path
 
 from wbmm.text import some
 
-from .folders import ANNOTATIONS, SYNONYMS, class_images, is_image, visible_folders
-from .lists import PictureList, read_list
+from .folders import ANNOTATIONS, SYNONYMS, PictureList, class_images, is_image, read_list, visible_folders
 
 __all__ = ["FORMS", "FoundData", "find_data"]
 

@@ -8,9 +8,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from .augment import SampleDataset, eval_transform
+from .augment import SampleDataset, eval_transform, send
 from .order import COLOUR, ERASE, GEOMETRY, uniform
-from .prefetch import send
 from .settings import AugmentConfig, DataConfig
 from .sources import Source
 

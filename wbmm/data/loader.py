@@ -1,10 +1,11 @@
-"""Batches in a given order, through worker processes or any other way to fetch samples, and mixed with each other."""
+"""Batches in a given order, from worker processes or another way to fetch samples, sent to a GPU ahead, and mixed."""
 
 import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -13,7 +14,7 @@ from timm.data.mixup import Mixup, mixup_target
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from .augment import SampleDataset
+from .augment import SampleDataset, send
 from .order import MIX, Plan, hash64
 from .settings import MixConfig
 
@@ -21,6 +22,7 @@ __all__ = [
     "SIGNALS",
     "BatchMixer",
     "EvalLoader",
+    "Prefetcher",
     "TrainLoader",
     "WorkerFetch",
     "detach_worker",
@@ -29,6 +31,7 @@ __all__ = [
 ]
 
 WORKER_TIMEOUT_S = 300  # of a worker that hangs, on a dead file system for instance
+PREFETCHED = 1  # batches on their way to a GPU while one is worked on
 PARENT_CHECK_S = 0.5
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # those that stop a run, which its data workers must outlive
 
@@ -99,6 +102,47 @@ class WorkerFetch:
         self.sampler.keys = ([(epoch, int(index)) for index in batch] for batch in batches)
         with starting_workers():
             return iter(self.loader)
+
+
+class Prefetcher:
+    """Sends each batch while the one before is worked on, on a stream of its own.
+
+    Args:
+        fetch: `fetch(epoch, index arrays)` gives batches as tuples of tensors and plain values, or None.
+        finish: Makes (images, labels) of such a tuple, its tensors on the device.
+        device: Where to. A CPU has no streams; there the batches are the same, one after the other.
+    """
+
+    def __init__(self, fetch: Callable, finish: Callable[..., tuple[Tensor, Tensor]], device: torch.device):
+        self.fetch, self.finish, self.device = fetch, finish, device
+        self._stream = None
+
+    def __call__(self, epoch: int, batches: Iterable[np.ndarray]) -> Iterator[tuple[Tensor, Tensor] | None]:
+        on_the_way: deque = deque()
+        for batch in self.fetch(epoch, batches):
+            on_the_way.append(self._start(batch))
+            if len(on_the_way) > PREFETCHED:
+                yield self._arrive(*on_the_way.popleft())
+        while on_the_way:
+            yield self._arrive(*on_the_way.popleft())
+
+    def _start(self, batch: tuple | None) -> tuple[tuple[Tensor, Tensor] | None, torch.cuda.Event | None]:
+        if batch is None or self.device.type == "cpu":
+            return batch and self.finish(*batch), None
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device)
+        with torch.cuda.stream(self._stream):
+            parts = [send(part, self.device) if isinstance(part, Tensor) else part for part in batch]
+            return self.finish(*parts), self._stream.record_event()
+
+    def _arrive(self, batch: tuple[Tensor, Tensor] | None, sent: torch.cuda.Event | None):
+        """Lets the stream that will compute wait for the batch; the host does not."""
+        if sent is not None:
+            current = torch.cuda.current_stream(self.device)
+            current.wait_event(sent)
+            for tensor in batch:
+                tensor.record_stream(current)  # its memory is not given to another batch before that stream is done
+        return batch
 
 
 class _Keys:

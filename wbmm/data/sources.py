@@ -12,8 +12,7 @@ from PIL import Image, UnidentifiedImageError
 from wbmm.extras import need
 from wbmm.text import first_line
 
-from .folders import check_class_names, class_images, read_class_names, split_folder
-from .lists import locate, number_labels, read_list
+from .folders import check_class_names, class_images, locate, number_labels, read_class_names, read_list, split_folder
 from .settings import READER_ARGS, DataConfig, check_reader_args
 from .shards import PlacedImages, find_class_names, open_shards, open_tars
 

@@ -3,27 +3,29 @@
 It is made from the run's folder alone, so it can be made again: `finish_run("runs/photos")`.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+import torch.nn as nn
 
 from wbmm.data.images import match_classes, no_more_than
 from wbmm.data.sources import Source, open_source
 from wbmm.io.atomic import write_text
 from wbmm.io.card import form_of
 from wbmm.io.files import load_model, run_checkpoint, save_model
+from wbmm.machine import machine_facts, measured_line
 from wbmm.models.fuse import fuse
 from wbmm.text import first_line, render_table
-from wbmm.train.config import load_config
+from wbmm.train.config import TrainConfig, load_config
+from wbmm.train.console import duration
 from wbmm.train.runs import RunFacts
 
-from .evaluate import Evaluation, collect
-from .export import export_model
-from .mistakes import (
+from .confusion import (
     ClassScore,
     class_scores,
+    class_table,
     confusion_matrix,
     draw_class_scores,
     draw_confusion,
@@ -31,12 +33,16 @@ from .mistakes import (
     surest_mistakes,
     write_class_scores,
 )
+from .evaluate import Evaluation, collect, top
+from .export import export_model
 from .predict import class_names
-from .run_card import CARD_FILE, CardFacts, card_text
 from .runtime import torch_runner
 
-__all__ = ["EXPORTS", "FUSED_FILE", "RunReport", "finish_run"]
+__all__ = ["CARD_FILE", "EXPORTS", "FUSED_FILE", "CardFacts", "RunReport", "card_text", "finish_run"]
 
+CARD_FILE = "model_card.md"
+MOST_CLASSES = 50  # in the table
+PICTURES = ("curves.png", "confusion.png", "classes.png", "mistakes.png", "train_batch.png")
 FUSED_FILE, PLAIN_FILE = "fused.safetensors", "model.safetensors"
 EXPORTS = {"onnx": "model.onnx", "openvino": "model.xml"}
 MOST_IMAGES = 10_000  # that the mistakes are looked for in; a larger set is not read a second time in full
@@ -155,3 +161,78 @@ def _commands(out: Path, file: str, export: str | None) -> list[str]:
         f"wbmm train {out}/config.yaml out={out}-again",
         f'python -c "import wbmm; model = wbmm.load_model({str(out / file)!r})"',
     ]
+
+
+@dataclass(frozen=True)
+class CardFacts:
+    """What a card says.
+
+    Attributes:
+        config: of the run.
+        model: with the best weights, in training form, as `load_model` gave it.
+        run: what the run's folder says.
+        outputs: of the model for validation images.
+        validation: how many of these there are in all.
+        scores: of each class.
+        commands: to use the model.
+        device: that it was looked at on.
+    """
+
+    config: TrainConfig
+    model: nn.Module
+    run: RunFacts
+    outputs: Evaluation
+    validation: int
+    scores: Sequence[ClassScore]
+    commands: Sequence[str]
+    device: str = "cpu"
+
+
+def card_text(facts: CardFacts, files: dict[str, str]) -> str:
+    """The card; `files` are those of the run's folder, of which the pictures are shown."""
+    name = facts.run.folder.resolve().name
+    rows = "\n".join(f"| {key} | {value} |" for key, value in _rows(facts))
+    pictures = "\n\n".join(f"![{files[file]}]({file})" for file in PICTURES if file in files)
+    most = f" (the {MOST_CLASSES} worst of {len(facts.scores)})" if len(facts.scores) > MOST_CLASSES else ""
+    commands = "\n".join(facts.commands)
+    return (
+        f"# {name}\n\n| | |\n| --- | --- |\n{rows}\n\n"
+        f"## Use\n\n```bash\n{commands}\n```\n\n"
+        f"## Classes{most}\n\n{class_table(facts.scores, MOST_CLASSES, markdown=True)}\n\n"
+        f"## Pictures\n\n{pictures or 'None were drawn.'}\n\n"
+        f"## Limits\n\n{_limits(facts)}\n\n"
+        f"{measured_line(machine_facts(facts.device))}\n"
+    )
+
+
+def _rows(facts: CardFacts):
+    config, card, run = facts.config, facts.model.card, facts.run
+    size = sum(parameter.numel() for parameter in facts.model.parameters())
+    yield "model", f"{card.model}, {size / 1e6:.2f} M parameters, {card.num_classes} classes"
+    yield "images", card.describe_transform()
+    yield "data", f"{config.data.root} ({config.data.source})" if config.data.root else config.data.source
+    yield "started from", config.init or "scratch"
+    yield "trained", f"{config.schedule.epochs} epochs, global batch {config.global_batch}, seed {config.seed}"
+    yield "time", duration(run.seconds)
+    count = len(facts.outputs.labels)
+    part = "" if count == facts.validation else f" of {facts.validation:,}, equally many of each class"
+    yield "top-1", f"{top(facts.outputs, 1):.2f} % of {count:,} validation images{part}"
+    if card.num_classes > 5:
+        yield "top-5", f"{top(facts.outputs, 5):.2f} %"
+    if run.best:
+        yield "best epoch", f"{run.best['epoch']:g} of {config.schedule.epochs}"
+    yield "configuration", "[config.yaml](config.yaml), which trains the same again"
+
+
+def _limits(facts: CardFacts) -> str:
+    few = [score for score in facts.scores if score.images < 20]
+    lines = [
+        "- The validation images also chose the best epoch, so new pictures of the same kind may do slightly worse.",
+        "- Pictures of another kind (other cameras, places, years) were not tried.",
+        "- Every picture gets one of these classes, also one that shows none of them.",
+    ]
+    if few:
+        lines.append(
+            f"- {len(few)} of the classes have fewer than 20 validation images: their accuracy is a rough guess."
+        )
+    return "\n".join(lines)

@@ -22,9 +22,8 @@ from wbmm.layers import Block, FusedBlock
 from wbmm.layers.fused import CompactMixer, DenseWBMM2d
 from wbmm.machine import versions
 from wbmm.models.fuse import FUSED_FORMS
-from wbmm.models.identify import identify
-from wbmm.models.pattern import MOST_BLOCKS, NUM_STAGES, StageWindow, parse_pattern, parse_windows
-from wbmm.models.state import CheckpointError
+from wbmm.models.named_mixers import MOST_BLOCKS, NUM_STAGES, StageWindow, parse_pattern, parse_windows
+from wbmm.models.state import CheckpointError, identify
 from wbmm.models.wbmm import WBMM
 from wbmm.ops.modules import WindowLayer
 from wbmm.text import first_line, printable

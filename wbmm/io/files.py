@@ -14,8 +14,7 @@ from torch import Tensor
 
 from wbmm.models.fuse import fuse
 from wbmm.models.hub import local_weights
-from wbmm.models.identify import identify
-from wbmm.models.state import CheckpointError, check_finite, convert_released, find_state_dict
+from wbmm.models.state import CheckpointError, check_finite, convert_released, find_state_dict, identify
 from wbmm.ops import resize_table
 
 from .atomic import atomic_path

@@ -3,10 +3,16 @@
 from wbmm.ops import GlobalResponseNorm
 from wbmm.ops.modules import PackedConv2d
 
-from .block import Block, FusedBlock, SqueezeExcite
+from .baselines import (
+    FullConnection2d,
+    FusedFullConnection2d,
+    FusedSLaKConv2d,
+    FusedWindowAttention2d,
+    SLaKConv2d,
+    WindowAttention2d,
+)
+from .block import Block, FeedForward, FusedBlock, FusedFeedForward, SqueezeExcite
 from .depthwise import DepthwiseConv2d, DilatedReparamConv2d, FusedDepthwiseConv2d
-from .ffn import FeedForward, FusedFeedForward
-from .full import FullConnection2d, FusedFullConnection2d
 from .fused import DenseWBMM2d, FusedHierarchicalWBMM2d, FusedWBMM2d
 from .interaction import (
     FusedHalfWBMM2d,
@@ -17,8 +23,6 @@ from .interaction import (
     SerialWBMM2d,
 )
 from .mixers import HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
-from .slak import FusedSLaKConv2d, SLaKConv2d
-from .window_attention import FusedWindowAttention2d, WindowAttention2d
 
 __all__ = [
     "Block",

@@ -12,8 +12,7 @@ from mmengine.config import Config
 from mmengine.runner import CheckpointLoader
 from torch import Tensor
 
-from wbmm.models.identify import identify
-from wbmm.models.state import CheckpointError, convert_released, find_state_dict
+from wbmm.models.state import CheckpointError, convert_released, find_state_dict, identify
 from wbmm.text import printable, some
 
 from .mm_checkpoint import PREFIX, MMCheckpoint, read_mm_checkpoint

@@ -19,9 +19,8 @@ from wbmm.io.files import describe_source, round_weights, to_pth
 from wbmm.io.reader import METADATA_KEY, safe_load
 from wbmm.machine import versions
 from wbmm.models.fuse import fuse
-from wbmm.models.identify import Signature, identify
-from wbmm.models.pattern import StageWindow
-from wbmm.models.state import CheckpointError, check_finite, convert_released, find_state_dict
+from wbmm.models.named_mixers import StageWindow
+from wbmm.models.state import CheckpointError, Signature, check_finite, convert_released, find_state_dict, identify
 from wbmm.text import printable, render_table
 from wbmm.zoo import load_zoo
 

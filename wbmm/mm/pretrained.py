@@ -19,8 +19,7 @@ from wbmm.io.digest import mapped
 from wbmm.io.files import load_weights
 from wbmm.io.reader import safe_load
 from wbmm.models.hub import local_weights
-from wbmm.models.identify import Signature, explain_mismatch, identify
-from wbmm.models.state import CheckpointError, convert_released, find_state_dict
+from wbmm.models.state import CheckpointError, Signature, convert_released, explain_mismatch, find_state_dict, identify
 from wbmm.text import first_line, printable, some
 from wbmm.zoo import load_zoo, weights_folder
 

@@ -7,7 +7,8 @@ D blocks, a 3x3 depthwise convolution that carries information across them. Tens
 channels-last throughout. The baselines, UniRepLKNet among them, are the same net with another operator in W blocks.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -20,18 +21,15 @@ from timm.models import build_model_with_cfg, generate_default_cfgs, register_mo
 from timm.models._builder import resolve_pretrained_cfg
 from timm.models._features import feature_take_indices
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from wbmm.layers import Block, PackedConv2d
-from wbmm.models.state import convert_released
 from wbmm.ops.windows import to_channels_last
 from wbmm.zoo import ZooModel, load_zoo, weights_folder
 
 from .hub import fetch_weights
-from .identify import explain_mismatch
-from .named_mixers import MixerArgs, block_options, create_mixer, resolve_mixer
-from .pattern import parse_pattern, parse_windows
-from .recompute import run_checkpointed
-from .state import CheckpointError, find_state_dict
+from .named_mixers import MixerArgs, block_options, create_mixer, parse_pattern, parse_windows, resolve_mixer
+from .state import CheckpointError, convert_released, explain_mismatch, find_state_dict
 
 __all__ = ["WBMM"]
 
@@ -62,6 +60,31 @@ class Downsample(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.norm(self.conv(x))
+
+
+def run_checkpointed(blocks: nn.Sequential, x: Tensor) -> Tensor:
+    """Activation checkpointing: only the input of each block is kept; the backward pass computes the rest again."""
+    for block in blocks:
+        # A compiled graph has no place for the context; there the caller sees to the statistics.
+        contexts = {} if torch.compiler.is_compiling() else {"context_fn": partial(_contexts, block)}
+        x = checkpoint(block, x, use_reentrant=False, **contexts)
+    return x
+
+
+def _contexts(block: nn.Module):
+    """For the first run and for the second one."""
+    return nullcontext(), _keep_buffers(block)
+
+
+@contextmanager
+def _keep_buffers(block: nn.Module) -> Iterator[None]:
+    """Leaves a block's buffers as they were: batch norms must not count a batch twice."""
+    before = [(buffer, buffer.clone()) for buffer in block.buffers()]
+    try:
+        yield
+    finally:
+        for buffer, value in before:
+            buffer.copy_(value)
 
 
 class Stage(nn.Module):

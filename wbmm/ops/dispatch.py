@@ -29,7 +29,17 @@ from .obstacles import NO_VALUES, changed_module, obstacle, unusual_tensor, want
 from .tables import Window, expand
 from .windows import check_map
 
-__all__ = ["BACKENDS", "conv2d", "gated_ffn", "kept_matrix", "rehearse", "use_backend", "watch", "windowed"]
+__all__ = [
+    "BACKENDS",
+    "conv2d",
+    "gated_ffn",
+    "kept_matrix",
+    "rehearse",
+    "squeeze_excite",
+    "use_backend",
+    "watch",
+    "windowed",
+]
 
 log = logging.getLogger(__name__)
 
@@ -240,6 +250,20 @@ def gated_ffn(
     return reference.gated_ffn(x, fc1, grn, fc2, gate, norm, scale, shortcut, drop_path)
 
 
+def squeeze_excite(x: Tensor, fc1: nn.Module, fc2: nn.Module, kept: Kept | None = None) -> Tensor:
+    """As `reference.squeeze_excite`; a backend reads the weights only if both modules are exactly what was built."""
+    why = _obstacle(x) or changed_module(fc1=(fc1, nn.Linear), fc2=(fc2, nn.Linear))
+    weights = ()
+    if why is None:
+        given = (fc1.weight, fc1.bias, fc2.weight, fc2.bias)
+        weights = tuple(weight for weight in given if weight is not None)
+        why = unusual_tensor(*weights)
+    backend, grad = _pick("squeeze_excite", why, x, weights)
+    if backend is not None:
+        return backend.squeeze_excite(x, fc1, fc2, grad, kept)
+    return reference.squeeze_excite(x, fc1, fc2)
+
+
 def conv2d(
     x: Tensor,
     weight: Tensor,
@@ -258,5 +282,10 @@ def conv2d(
     return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
 
 
-for _operator in (windowed, gated_ffn, conv2d):  # leaves for fx: a traced model chooses as an eager one does
+for _operator in (
+    windowed,
+    gated_ffn,
+    squeeze_excite,
+    conv2d,
+):  # leaves for fx: a traced model chooses as an eager one does
     register_notrace_function(_operator)

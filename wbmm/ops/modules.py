@@ -9,16 +9,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import reference
-from .dispatch import conv2d, gated_ffn, kept_matrix, windowed
+from .dispatch import conv2d, gated_ffn, kept_matrix, squeeze_excite, windowed
 from .kept import Kept
 from .tables import expand, relative_index, scales_of
 from .windows import PADDING_MODES
 
-__all__ = ["GatedFFN", "PackedConv2d", "WindowLayer"]
+__all__ = ["GateLayer", "GatedFFN", "PackedConv2d", "WindowLayer"]
 
 # Leaves for fx wherever it starts; `dispatch.py` says so to timm's and torchvision's tracers.
 torch.fx.wrap("windowed")
 torch.fx.wrap("gated_ffn")
+torch.fx.wrap("squeeze_excite")
 torch.fx.wrap("conv2d")
 
 # The index of larger windows, 78 MB for 56x56, is made where the whole matrix is, which is nowhere if it can be helped.
@@ -99,6 +100,21 @@ class GatedFFN(nn.Module):
         else:  # noqa: RET505
             grn, norm, drop_path = self.parts()
             return gated_ffn(x, self.fc1, grn, self.fc2, gate, norm, scale, shortcut, drop_path, self.kept)
+
+
+class GateLayer(nn.Module):
+    """Squeeze and excitation. Subclasses have linears `fc1` and `fc2`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = Kept()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, C, H, W]` to `[B, C]`."""
+        if torch.jit.is_scripting():
+            return torch.sigmoid(self.fc2(F.relu(self.fc1(x.mean((2, 3))))))
+        else:  # noqa: RET505
+            return squeeze_excite(x, self.fc1, self.fc2, self.kept)
 
 
 class PackedConv2d(nn.Conv2d):

@@ -1,6 +1,6 @@
-"""The two computations that the family is made of, as definitions.
+"""The computations that the family is made of, as definitions: the windowed operator, the feed-forward part, its gate.
 
-Both are differentiable and traceable, in any dtype and on any device, and have no branch on sizes. What is compiled,
+All are differentiable and traceable, in any dtype and on any device, and have no branch on sizes. What is compiled,
 exported or scripted is this; the backends (`dispatch.py`) compute the same faster, and are compared with it.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from .tables import Window, expand
 from .windows import is_channels_last, merge_windows, pad_to_windows, partition_windows
 
-__all__ = ["GlobalResponseNorm", "gated_ffn", "grn", "opaque_product", "response_norm", "windowed"]
+__all__ = ["GlobalResponseNorm", "gated_ffn", "grn", "opaque_product", "response_norm", "squeeze_excite", "windowed"]
 
 LEAST_SQUARE = 1e-30
 
@@ -101,6 +101,11 @@ def gated_ffn(
     """
     out = from_rows(fc2(grn(F.gelu(fc1(to_rows(x, gate))))))
     return finish(out if norm is None else norm(out), scale, shortcut, drop_path)
+
+
+def squeeze_excite(x: Tensor, fc1: Callable[[Tensor], Tensor], fc2: Callable[[Tensor], Tensor]) -> Tensor:
+    """`sigmoid(fc2(ReLU(fc1(mean over the map))))`: a gate per sample and channel, `[B, C, H, W]` to `[B, C]`."""
+    return torch.sigmoid(fc2(F.relu(fc1(x.mean((2, 3))))))
 
 
 def to_rows(x: Tensor, gate: Tensor | None) -> Tensor:

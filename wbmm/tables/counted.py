@@ -5,14 +5,14 @@ import sys
 from collections.abc import Callable
 
 from wbmm.bench import det, seg
-from wbmm.layers.window_attention import HEAD_DIM
+from wbmm.layers.baselines import HEAD_DIM
 from wbmm.paper_tables import DenseTable, load_commands, load_dense_tables, load_recipes
 from wbmm.text import render_table
 from wbmm.train.config import load_config
 from wbmm.zoo import load_counts, load_zoo
 
-from .contradictions import dense_contradictions
 from .measure import count_costs
+from .page import dense_contradictions
 
 __all__ = ["COUNTED"]
 

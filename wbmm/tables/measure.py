@@ -1,9 +1,11 @@
-"""What is known of each row of a table: costs counted, speed measured, the paper's figures beside them."""
+"""What is known of each row of a table: costs counted, speed measured, nets trained small; the paper beside them."""
 
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
+from statistics import mean, stdev
 
 import timm
 import torch
@@ -11,19 +13,93 @@ import torch.nn as nn
 from torch import Tensor
 
 from wbmm.bench.candidates import TrainingStep
+from wbmm.bench.compare import Entry, compare
 from wbmm.bench.memory import probe
 from wbmm.bench.setting import Setting
 from wbmm.bench.training import IMAGES, epoch_seconds, epoch_text
+from wbmm.config_files import SMALL_RECIPES, find_config
 from wbmm.layers.depthwise import find_implicit_gemm
+from wbmm.models.costs import build_on_meta, count_macs, count_params
 from wbmm.models.fuse import fuse
-from wbmm.models.profile import build_on_meta, count_macs, count_params
 from wbmm.ops.dispatch import watch
 from wbmm.paper_tables import Row, Table
 from wbmm.timing import Timing
+from wbmm.train.runs import RunFacts
 
-from .small import Small
+__all__ = [
+    "LAYOUTS",
+    "Costs",
+    "Measured",
+    "Small",
+    "Speed",
+    "Timer",
+    "can_run",
+    "check_model",
+    "count_costs",
+    "find_recipe",
+    "records",
+    "train_small",
+]
 
-__all__ = ["LAYOUTS", "Costs", "Measured", "Speed", "Timer", "can_run", "check_model", "count_costs", "records"]
+
+@dataclass(frozen=True)
+class Small:
+    """The runs of one row, one a seed."""
+
+    runs: tuple[RunFacts, ...]
+
+    @property
+    def top1(self) -> list[float]:
+        """After the last epoch, not the best one."""
+        return [run.final["top1"] for run in self.runs]
+
+    @property
+    def mean(self) -> float:
+        return mean(self.top1)
+
+    @property
+    def spread(self) -> float | None:
+        """Highest less lowest; one seed has none."""
+        return max(self.top1) - min(self.top1) if len(self.runs) > 1 else None
+
+    @property
+    def deviation(self) -> float | None:
+        """Standard deviation over the seeds; one seed has none."""
+        return stdev(self.top1) if len(self.runs) > 1 else None
+
+    @property
+    def seconds(self) -> float:
+        return mean(run.seconds for run in self.runs)
+
+
+def find_recipe(name: str) -> Path:
+    """The file of a small recipe, e.g. of `fashion_mnist`, or any other training configuration."""
+    try:
+        return find_config(SMALL_RECIPES.get(name, name))
+    except ValueError as error:
+        raise ValueError(
+            f"no recipe {name!r}: expected {', '.join(SMALL_RECIPES)} or a training configuration ({error})"
+        ) from None
+
+
+def train_small(
+    rows: Sequence[Row], recipe: Path, seeds: int, out: Path, overrides: Sequence[str] = ()
+) -> dict[str, Small] | None:
+    """Trains what is not trained yet; None if a signal stopped it.
+
+    LKA rows are left out: the package changes how a net is run, not the net.
+
+    Args:
+        rows: of one table.
+        recipe: a training configuration; each row brings its model.
+        seeds: how many, from 0.
+        out: folder of the runs.
+        overrides: `key=value` changes to the recipe.
+    """
+    entries = [Entry(row.id, row.small_model, row.small_args) for row in rows if not row.large_kernel]
+    runs = compare(recipe, entries, range(seeds), out, overrides)
+    return None if runs is None else {row_id: Small(tuple(facts)) for row_id, facts in runs.items()}
+
 
 SETTING = ("device", "dtype", "autocast", "precision")
 LAYOUTS = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}

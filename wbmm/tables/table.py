@@ -11,14 +11,13 @@ import wbmm.models  # noqa: F401  (registers them)
 from wbmm.bench.setting import Setting, add_setting_arguments
 from wbmm.io.atomic import write_text
 from wbmm.ops.backends.onednn.linear import takes_onednn
-from wbmm.ops.backends.onednn.windowed import LEAST_SIDE
+from wbmm.ops.profile import thresholds
 from wbmm.paper_tables import Row, get_table, load_tables
 from wbmm.train.runs import RunFacts
 
 from .counted import COUNTED
-from .measure import LAYOUTS, Costs, Measured, Timer, can_run, count_costs
+from .measure import LAYOUTS, Costs, Measured, Timer, can_run, count_costs, find_recipe, train_small
 from .page import check_pages, csv_text, markdown_text, write_pages
-from .small import find_recipe, train_small
 
 BEST = "best"
 SEEDS = 3
@@ -151,7 +150,8 @@ def _operators(timer: Timer) -> str:
     text = " and ".join(f"by {', '.join(sorted(names))} in {what}" for what, names in found.items() if names)
     example = torch.zeros(1, device=timer.setting.device, dtype=timer.setting.product_dtype)
     if any("onednn" in names for names in found.values()) and takes_onednn(example):
-        text += f"; from {LEAST_SIDE}x{LEAST_SIDE} on, onednn computes them as depthwise convolutions"
+        side = thresholds(torch.float32).least_side
+        text += f"; from {side}x{side} on, onednn computes them as depthwise convolutions"
     return f"Windows are computed {text}."
 
 

@@ -14,16 +14,14 @@ from torch.nn.parallel import DistributedDataParallel
 from wbmm.data.augment import ByteTransform, FinishBytes, SampleDataset, eval_transform, train_transform
 from wbmm.data.classes import check_sets, in_order_of
 from wbmm.data.in_memory import MemoryFetch, check_memory, load_images
-from wbmm.data.loader import EvalLoader, TrainLoader, WorkerFetch
+from wbmm.data.loader import EvalLoader, Prefetcher, TrainLoader, WorkerFetch
 from wbmm.data.order import Plan
-from wbmm.data.prefetch import Prefetcher
 from wbmm.data.sources import Source, open_source
 from wbmm.io.card import read_card
 from wbmm.io.files import load_converted, with_own_classifier
 from wbmm.io.reader import CheckpointFile, read_checkpoint
 from wbmm.machine import PRECISIONS, set_precision
-from wbmm.models.identify import identify
-from wbmm.models.state import CheckpointError, convert_released, find_state_dict
+from wbmm.models.state import CheckpointError, convert_released, find_state_dict, identify
 
 from .config import TrainConfig, check_config
 from .dist import World

@@ -26,6 +26,7 @@ __all__ = [
     "TrainConfig",
     "check_config",
     "config_from_dict",
+    "flatten",
     "load_config",
     "make_config",
     "merge_values",
@@ -229,6 +230,14 @@ def merge_values(base: dict, changes: dict) -> dict:
         both = isinstance(merged.get(key), dict) and isinstance(value, dict)
         merged[key] = merge_values(merged[key], value) if both else value
     return merged
+
+
+def flatten(values: dict, prefix: str = "") -> dict:
+    """`{"data": {"size": 224}}` as `{"data.size": 224}`."""
+    flat = {}
+    for key, value in values.items():
+        flat |= flatten(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
 
 
 def parse_overrides(overrides: typing.Sequence[str]) -> dict:

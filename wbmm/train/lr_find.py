@@ -15,13 +15,13 @@ from wbmm.io.figures import BLUE, GREY, ORANGE, new_figure, save_figure
 from wbmm.progress import progress_bar
 
 from .config import TrainConfig
-from .curves import smooth
 from .dist import setup
 from .engine import Run, read_outcomes, train_step
 from .fit import build
 from .guard import BufferSnapshot, StopSignal
 from .model import set_train_mode
 from .outcome import Outcomes
+from .runs import smooth
 
 __all__ = ["RateSearch", "draw_search", "find_rate"]
 

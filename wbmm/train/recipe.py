@@ -8,24 +8,31 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import timm
 import torch
 
 import wbmm.models  # noqa: F401  (registers them)
 from wbmm.data.discover import FoundData, find_data
-from wbmm.data.lists import PictureList, read_list, split_by_class, write_list
+from wbmm.data.folders import PictureList, read_list, split_by_class, write_list
 from wbmm.data.sources import open_source
 from wbmm.fields import show
+from wbmm.io.card import ModelCard, read_card
+from wbmm.io.files import run_checkpoint
+from wbmm.io.reader import read_checkpoint
 from wbmm.machine import available_memory
 from wbmm.models import WBMM
+from wbmm.models.hub import local_weights, published_weights
+from wbmm.models.state import CheckpointError
 from wbmm.text import some
 
-from .config import TrainConfig, config_from_dict, make_config, merge_values, parse_overrides, to_dict
+from .config import TrainConfig, config_from_dict, flatten, make_config, merge_values, parse_overrides, to_dict
 from .log import METRICS_FILE
 from .model import create_model
-from .start import MODEL, SCRATCH, Start, check_name, find_start
 
-__all__ = ["EPOCHS", "MODEL", "SCRATCH", "SIZE", "Choices", "choose_recipe"]
+__all__ = ["EPOCHS", "MODEL", "SCRATCH", "SIZE", "Choices", "Start", "choose_recipe", "find_start"]
 
+MODEL = "wbmm_t"
+SCRATCH = "scratch"  # --init scratch: no weights, though there may be some
 EPOCHS, SIZE = 20, 224
 SMALL, LARGE = 5_000, 100_000  # training pictures
 STEPS_AN_EPOCH = 25  # at least, as far as the smallest batch goes
@@ -49,6 +56,65 @@ LESSONS = {  # by the number of training pictures: augment, mix, and both in wor
     ),
     "large": ({}, {}, "RandAugment, random erasing, Mixup and CutMix, as in the paper"),
 }
+
+
+@dataclass
+class Start:
+    """The weights that a run starts from.
+
+    Attributes:
+        file: None for a start from scratch.
+        why: in a few words.
+        card: what the file says of its model, if it says anything.
+        note: a sentence about what is missing.
+    """
+
+    file: Path | None
+    why: str
+    card: ModelCard | None = None
+    note: str = ""
+
+
+def find_start(model: str | None, init: str | None) -> Start:
+    """Looks for weights.
+
+    Args:
+        model: a name that timm knows, with or without the tag of its weights; `MODEL` if None.
+        init: a file or a run's folder; `SCRATCH` for none; None for those that are published, if they can be reached.
+    """
+    if init == SCRATCH:
+        return Start(None, "as given")
+    if init is not None:
+        return _given_start(run_checkpoint(init), model)
+    model = model or MODEL
+    _check_name(model)
+    scratch = "so it starts from scratch, which needs more pictures and epochs than fine-tuning"
+    try:
+        file = published_weights(model)
+    except CheckpointError as error:
+        return Start(None, "see below", note=f"{error}, or --init FILE. Until then it starts from scratch.")
+    if file is None:
+        note = f"No weights are published for {model}, {scratch}; --init FILE starts from others."
+        return Start(None, "see below", note=note)
+    why = "comes with the project" if file == local_weights(model) else "published for this model"
+    return Start(file, why, read_card(read_checkpoint(file)))
+
+
+def _given_start(file: Path, model: str | None) -> Start:
+    if not file.is_file():
+        raise ValueError(f"--init {file}: there is no such file (or give the folder of a run, or {SCRATCH})")
+    card = read_card(read_checkpoint(file))
+    if card and model and model.partition(".")[0] != card.model:
+        raise ValueError(f"--init {file} has the weights of {card.model}, not of {model}: leave --model out")
+    return Start(file, "as given", card)
+
+
+def _check_name(name: str) -> None:
+    """Raises unless timm knows a model, and weights, of that name."""
+    if not timm.is_model(name):
+        raise ValueError(f"--model {name}: neither ours nor timm's; `wbmm list` shows ours")
+    if "." in name and name not in timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True):
+        raise ValueError(f"--model {name}: timm knows no weights of that name for {name.partition('.')[0]}")
 
 
 @dataclass
@@ -94,7 +160,7 @@ def choose_recipe(
     size = _given(given, "data.size", size, "--size")
     found = find_data(data)
     start = find_start(model, _given(given, "init", init, "--init"))
-    table = Table(given)
+    table = ChoiceTable(given)
     table.text("data", found.what, str(data))
     name, args = _choose_model(model, start)
     out = _choose_out(given, data, name)
@@ -119,11 +185,11 @@ def choose_recipe(
     return Choices(config, table.fill(config), notes)
 
 
-class Table:
+class ChoiceTable:
     """The choices as rows, filled in from the configuration at the end: what the user gave has won by then."""
 
     def __init__(self, given: dict) -> None:
-        self.given = _flat(given)
+        self.given = flatten(given)
         self.rows: list[tuple[str, str, str]] = []
         self.keys: dict[int, str] = {}
 
@@ -137,7 +203,7 @@ class Table:
         self.rows.append((what, unit, why))
 
     def fill(self, config: TrainConfig) -> list[tuple[str, str, str]]:
-        known, rows = _flat(to_dict(config)), []
+        known, rows = flatten(to_dict(config)), []
         for place, (what, value, why) in enumerate(self.rows):
             key = self.keys.get(place)
             if key is not None:
@@ -154,16 +220,9 @@ def _plain(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _flat(values: dict, prefix: str = "") -> dict:
-    flat = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-
-
 def _given(given: dict, key: str, option=None, name: str = ""):
     """What an option or an override says; both is an error."""
-    override = _flat(given).get(key)
+    override = flatten(given).get(key)
     if option is not None and override is not None and option != override:
         raise ValueError(f"{name} {option} and {key}={override}: give one of them")
     return override if option is None else option
@@ -174,11 +233,11 @@ def _choose_model(model: str | None, start: Start) -> tuple[str, dict]:
     if start.card is not None:
         args = {key: value for key, value in start.card.args.items() if value is not None}
         return start.card.model, args
-    check_name(model or MODEL)
+    _check_name(model or MODEL)
     return (model or MODEL).partition(".")[0], {}
 
 
-def _choose_images(table: Table, size: int | None, start: Start) -> dict:
+def _choose_images(table: ChoiceTable, size: int | None, start: Start) -> dict:
     """Size and colours: those of the weights, where they say."""
     table.text("starts from", str(start.file or "scratch"), start.why)
     if start.card is None:
@@ -201,7 +260,7 @@ def _choose_out(given: dict, data: str | Path, model: str) -> Path:
     return folders[max(free - 1, 0)] if given.get("resume") == "auto" else folders[free]
 
 
-def _split(found: FoundData, settings: dict, out: Path, seed: int, table: Table) -> PictureList | None:
+def _split(found: FoundData, settings: dict, out: Path, seed: int, table: ChoiceTable) -> PictureList | None:
     """Where nothing says what is for validation, a list that does, made once."""
     if found.unsplit is None:
         return None
@@ -238,7 +297,7 @@ def _count(settings: dict, given: dict, split: PictureList | None) -> tuple[int,
     return len(source), source.num_classes
 
 
-def _choose_batch(values: dict, table: Table, pictures: int, classes: int) -> None:
+def _choose_batch(values: dict, table: ChoiceTable, pictures: int, classes: int) -> None:
     """The global batch by the data, what goes through the net at once by the memory."""
     world = int(os.environ.get("WORLD_SIZE", 1))
     total = table.given.get("global_batch") or _global_batch(pictures, world)
@@ -288,7 +347,7 @@ def _bytes_an_image(model: dict, classes: int, channels: int, size: int) -> int:
     return max(sum(count for place, count in kept.items() if place not in weights) // 2, 1)
 
 
-def _choose_rates(values: dict, table: Table, start: Start, pictures: int) -> None:
+def _choose_rates(values: dict, table: ChoiceTable, start: Start, pictures: int) -> None:
     """Learning rate, warm-up and what else depends on where the weights come from."""
     total, epochs = values["global_batch"], values["schedule"]["epochs"]
     steps = epochs * max(pictures // total, 1)
@@ -316,7 +375,7 @@ def _is_ours(model: dict) -> bool:
         return isinstance(create_model(model["name"], model["args"], 0.0, 3, 2), WBMM)
 
 
-def _choose_lessons(values: dict, table: Table, pictures: int) -> None:
+def _choose_lessons(values: dict, table: ChoiceTable, pictures: int) -> None:
     kind = "small" if pictures < SMALL else "medium" if pictures < LARGE else "large"
     augment, mix, words = LESSONS[kind]
     values |= {"augment": dict(augment), "mix": dict(mix)}
@@ -326,7 +385,7 @@ def _choose_lessons(values: dict, table: Table, pictures: int) -> None:
     table.text("augmentation", words, f"a {kind} set")
 
 
-def _choose_machine(values: dict, table: Table) -> None:
+def _choose_machine(values: dict, table: ChoiceTable) -> None:
     """Arithmetic and processes, by what there is."""
     device = _device(table.given.get("device", "auto"))
     bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()

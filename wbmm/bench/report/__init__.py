@@ -8,14 +8,12 @@ from wbmm.io.atomic import write_text
 from wbmm.machine import measured_line
 from wbmm.text import some
 
-from .against import against_blocks
 from .chart import Chart
-from .findings import findings_table, operator_findings
-from .net_findings import net_findings
+from .findings import findings_table, net_findings, operator_findings
 from .net_sections import SECTIONS
 from .operator_section import operator_blocks
 from .page import Block, Code, Figures, Heading, Text, to_html, to_markdown
-from .runs import Machine, load_runs, op_groups, op_speeds, paper_operators
+from .runs import Machine, against_blocks, load_runs, op_groups, op_speeds, paper_operators
 
 __all__ = ["build_blocks", "run"]
 

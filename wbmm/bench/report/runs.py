@@ -1,5 +1,6 @@
-"""What a report is about: logs by machine and benchmark, and the paper's figures under the same keys."""
+"""What a report is about: logs by machine and benchmark, the paper's figures under the same keys, and an older run."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,11 +10,16 @@ from wbmm.bench.operators import paper_figures
 from wbmm.bench.training import epoch_seconds, paper_epochs
 from wbmm.timing import Timing
 
+from .page import Block, Heading, Table, Text
+
 __all__ = [
-    "BENCHES",
+    "LOGGED",
+    "Change",
     "Machine",
     "OpKey",
     "OpSpeeds",
+    "against_blocks",
+    "changes",
     "load_runs",
     "op_groups",
     "op_speeds",
@@ -23,7 +29,7 @@ __all__ = [
     "ratio_range",
 ]
 
-BENCHES = ("op", "model", "edge", "train", "seg", "det")
+LOGGED = ("op", "model", "edge", "train", "seg", "det")
 SAME = ("machine", "threads", "device", "torch")
 
 OpKey = tuple[str, int, int, int]  # method, side of the kernel or window, batch, side of the map
@@ -61,7 +67,7 @@ def load_runs(paths: Sequence[Path]) -> list[Machine]:
     found: dict[tuple, Machine] = {}
     for path in paths:
         files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
-        entries = [entry for file in files if file.is_file() for entry in read_log(file) if entry.bench in BENCHES]
+        entries = [entry for file in files if file.is_file() for entry in read_log(file) if entry.bench in LOGGED]
         if not entries:
             raise ValueError(
                 f"{path}: there is no log of a benchmark; expected a folder that `wbmm bench op --out` wrote, or a "
@@ -119,3 +125,71 @@ def ratio(timing: Timing | None, over: Timing | None) -> float | None:
 def ratio_range(timing: Timing, over: Timing) -> tuple[float, float]:
     """The ratio at the quartiles of both."""
     return over.low / timing.high, over.high / timing.low
+
+
+LEAST = 0.05  # a change below it is noise
+LEFT_OUT = {"layout", "compiled", "autocast", "precision", "device"}  # of a cell's name on the page
+
+
+@dataclass(frozen=True)
+class Change:
+    """One candidate of one cell in both runs; `speed` is its new speed over its old one."""
+
+    bench: str
+    cell: str
+    name: str
+    speed: float
+    mark: str
+
+
+def _key(entry: Entry) -> tuple:
+    return entry.bench, tuple(sorted((key, str(value)) for key, value in entry.cell.items()))
+
+
+def _scale(entry: Entry) -> float:
+    """The geometric mean of the cell's times: what a cell of another machine is divided by."""
+    medians = [timing.median for name in entry.results if (timing := entry.timing(name))]
+    return math.exp(sum(map(math.log, medians)) / len(medians)) if medians else 1.0
+
+
+def _mark(new: Timing, old: Timing, speed: float, scale: float) -> str:
+    """Worse or better if the change is beyond noise: more than 5 %, and the quartiles apart."""
+    if speed < 1 - LEAST and new.low * scale > old.high:
+        return "worse"
+    return "better" if speed > 1 + LEAST and new.high * scale < old.low else ""
+
+
+def changes(new: Sequence[Machine], old: Sequence[Machine]) -> tuple[list[Change], bool]:
+    """Every candidate that both runs have, and whether times of the same machine were compared."""
+    before = {_key(entry): entry for machine in old for cells in machine.benches.values() for entry in cells}
+    same = {machine.name for machine in new} == {machine.name for machine in old}
+    found = []
+    for entry in (entry for machine in new for cells in machine.benches.values() for entry in cells):
+        past = before.get(_key(entry))
+        if past is None:
+            continue
+        scale = 1.0 if same else _scale(past) / _scale(entry)
+        text = ", ".join(f"{k} {v}" for k, v in entry.cell.items() if v not in (None, False, "") and k not in LEFT_OUT)
+        for name in entry.results:
+            one, other = entry.timing(name), past.timing(name)
+            if one is not None and other is not None:
+                speed = other.median / (one.median * scale)
+                found.append(Change(entry.bench, text, name, speed, _mark(one, other, speed, scale)))
+    return found, same
+
+
+def against_blocks(new: Sequence[Machine], old: Sequence[Machine], name: str) -> list[Block]:
+    found, same = changes(new, old)
+    if not found:
+        raise ValueError(f"--against {name}: it has no cell in common with the new run")
+    worse, better = (sum(change.mark == mark for change in found) for mark in ("worse", "better"))
+    how = "times of the same machine" if same else "another machine: each time over the mean of its cell"
+    text = (
+        f"{len(found)} figures are in both runs ({how}). {worse} became slower and {better} faster by more than "
+        f"{LEAST:.0%} with their quartiles apart."
+    )
+    shown = sorted((change for change in found if change.mark), key=lambda change: change.speed)
+    rows = [[change.bench, change.cell, change.name, f"{change.speed:.2f}x"] for change in shown]
+    marks = tuple((i, 3, change.mark) for i, change in enumerate(shown))
+    table = [Table(("bench", "cell", "candidate", "new speed over old"), rows, marks=marks)] if rows else []
+    return [Heading(f"Against {name}"), Text(text), *table]

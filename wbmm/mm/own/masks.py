@@ -7,8 +7,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from wbmm.data.folders import SUFFIXES
-from wbmm.data.lists import PictureList, split_by_class
+from wbmm.data.folders import SUFFIXES, PictureList, split_by_class
 
 __all__ = ["FoundMasks", "Pairs", "find_masks", "split_names", "typical_size"]
 

@@ -19,7 +19,7 @@ class Call:
     """What is to be computed, for backends to tell whether they can.
 
     Attributes:
-        operator: `windowed`, `gated_ffn` or `conv2d`.
+        operator: `windowed`, `gated_ffn`, `squeeze_excite` or `conv2d`.
         x: the map.
         weights: all other tensors; of `windowed`, the tables first.
         grad: whether autograd will ask for gradients.
@@ -86,6 +86,9 @@ class Backend:
         kept: Kept | None,
     ) -> Tensor:
         """`grn` is its gamma, its beta, which may be missing, and its eps."""
+        raise NotImplementedError
+
+    def squeeze_excite(self, x: Tensor, fc1: nn.Linear, fc2: nn.Linear, grad: bool, kept: Kept | None) -> Tensor:
         raise NotImplementedError
 
     def conv2d(

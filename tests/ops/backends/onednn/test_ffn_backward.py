@@ -44,7 +44,7 @@ def shapes(size, dim):
 @pytest.mark.parametrize("size", [(3, 9, 7), (2, 2, 3), (1, 1, 1), (2, 1, 13)])
 def test_feed_forward(size, one_by_one, monkeypatch):
     """More positions than channels and fewer, the whole batch and sample by sample."""
-    monkeypatch.setattr(ffn, "rows_at_once", lambda *args: 1 if one_by_one else 10**9)
+    monkeypatch.setattr(ffn, "rows_at_once", lambda *args, **kwargs: 1 if one_by_one else 10**9)
     inputs = leaves(*shapes(size, 8))
     compare(lambda *args: ffn_training(*args, 1e-6), lambda *args: plain_ffn(*args, 1e-6), inputs)
 

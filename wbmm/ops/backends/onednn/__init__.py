@@ -17,6 +17,7 @@ from wbmm.ops.backends.onednn.windowed import (
     windowed_convolution,
     windowed_training,
 )
+from wbmm.ops.profile import thresholds
 from wbmm.ops.tables import Window, scales_of
 from wbmm.ops.windows import crop, pad_to_windows
 
@@ -29,28 +30,42 @@ _TRAINED = (torch.float32, torch.float64)
 
 
 class OneDNN(Backend):
-    """CPUs. float32 takes oneDNN on x86; other types and processors the same code with PyTorch's products."""
+    """CPUs. float32, and bfloat16 where the processor has it, take oneDNN on x86; other types and processors the same
+    code with PyTorch's products. Under autocast the map and the weights are converted here, the weights once."""
 
     name = "onednn"
-    operators = frozenset(("windowed", "gated_ffn", "conv2d"))
+    operators = frozenset(("windowed", "gated_ffn", "squeeze_excite", "conv2d"))
 
     def can_run(self, call: Call) -> str | None:
         x = call.x
         if x.device.type != "cpu":
             return f"it runs on a CPU, and the map is on {x.device.type}"
-        if torch.is_autocast_enabled("cpu"):
-            return "it does not know autocast"
         if missing_call() is not None:
             return f"this PyTorch has no torch.ops.mkldnn.{missing_call()}"
         if not torch.backends.mkldnn.enabled:
             return "torch.backends.mkldnn is switched off"
-        dtype = x.dtype
+        autocast = reference.autocast_type(x.device)
+        why = self._type_obstacle(call) if autocast is None else self._autocast_obstacle(call, autocast)
+        return why or getattr(self, f"_{call.operator}_obstacle")(call)
+
+    @staticmethod
+    def _type_obstacle(call: Call) -> str | None:
+        dtype = call.x.dtype
         for weight in call.weights:
             if weight.dtype is not dtype:
                 return f"the map is {dtype}, a weight {weight.dtype}"
-        if call.grad and dtype not in _TRAINED:
-            return f"its backward passes are for float32 and float64, not {dtype}"
-        return getattr(self, f"_{call.operator}_obstacle")(call)
+        if call.grad and dtype not in _TRAINED and not computes(dtype):
+            return f"its backward passes are for float32, float64 and bfloat16 in hardware, not {dtype}"
+        return None
+
+    @staticmethod
+    def _autocast_obstacle(call: Call, autocast: torch.dtype) -> str | None:
+        if not computes(autocast):
+            return f"autocast asks for {autocast}, which oneDNN does not compute on this processor"
+        for tensor in (call.x, *call.weights):
+            if tensor.dtype not in (torch.float32, autocast):
+                return f"autocast leaves {tensor.dtype} alone"
+        return None
 
     @staticmethod
     def _windowed_obstacle(call: Call) -> str | None:
@@ -61,31 +76,54 @@ class OneDNN(Backend):
         return None
 
     @staticmethod
+    def _squeeze_excite_obstacle(call: Call) -> str | None:
+        return None
+
+    @staticmethod
     def _conv2d_obstacle(call: Call) -> str | None:
-        if not computes(call.x.dtype):
+        if not computes(computing_type(call.x)):
             return f"it packs float32, and bfloat16 where the processor computes it, on x86: not {call.x.dtype} here"
         return None
 
     def better_elsewhere(self, call: Call) -> str | None:
         if call.operator == "conv2d":
             return "in training PyTorch's convolution is oneDNN's as well" if call.grad else None
+        if call.operator == "squeeze_excite":
+            return "in training its small products are PyTorch's as well" if call.grad else None
         if call.operator != "windowed":
             return None
-        convolves = computes(call.x.dtype)
-        small = not all(map(is_convolvable, scales_of(call.tables, call.window)))
+        dtype = computing_type(call.x)
+        convolves = computes(dtype)
+        small = not all(is_convolvable(scale, dtype) for scale in scales_of(call.tables, call.window))
         if not call.grad:
             if not convolves:
-                return f"oneDNN does not convolve {call.x.dtype} here: a product is faster"
-            return "windows below 7x7 are faster as products" if small else None
+                return f"oneDNN does not convolve {dtype} here: a product is faster"
+            side = thresholds(dtype).least_side
+            return f"windows below {side}x{side} are faster as products" if small else None
         if (small or not convolves or call.tables > 1) and call.matrix_bytes() > LARGE_MATRIX:
             return "it would need the whole matrix, which is large"
         return None
 
     def windowed(self, x, tables, window, bias, shortcuts, padding_mode, grad, kept) -> Tensor:
-        if grad:
-            out = windowed_training(x, tables, window, shortcuts, padding_mode)
-            return out if bias is None else out + bias[:, None, None]
-        pack = kept is not None and takes_onednn(tables[0])
+        dtype = computing_type(x)
+        x = x.to(dtype)
+        with torch.autocast("cpu", enabled=False):
+            if grad:
+                out = windowed_training(x, [table.to(dtype) for table in tables], window, shortcuts, padding_mode)
+                return out if bias is None else out + bias[:, None, None].to(dtype)
+            bias = None if bias is None else bias.to(dtype)
+            kernels = self._kernels(tables, window, shortcuts, dtype, kept)
+            # Zeros around a window that the edge cuts are what a convolution has there anyway.
+            padded = x if padding_mode == "zeros" else pad_to_windows(x, window, padding_mode)
+            out = None
+            for kernel, packed, scale in kernels:
+                part = windowed_convolution(padded, kernel, scale, bias, packed)
+                out, bias = part if out is None else out.add_(part), None
+            return crop(out, *x.shape[-2:])
+
+    @staticmethod
+    def _kernels(tables, window, shortcuts, dtype, kept) -> list[tuple[Tensor, Tensor | None, Window]]:
+        """The kernel of each table with the shortcuts in it, the same packed, and its window."""
 
         def build() -> list[tuple[Tensor, Tensor | None, Window]]:
             scales = scales_of(len(tables), window)
@@ -93,53 +131,88 @@ class OneDNN(Backend):
             if shortcuts:
                 kernels[0] = kernels[0].clone()
                 kernels[0][:, 0, kernels[0].shape[2] // 2, kernels[0].shape[3] // 2] += shortcuts
+            kernels = [kernel.to(dtype) for kernel in kernels]
+            pack = kept is not None and takes_onednn(kernels[0])
             packed = [pack_kernel(*pair) if pack else None for pair in zip(kernels, scales, strict=True)]
             return list(zip(kernels, packed, scales, strict=True))
 
-        kernels = build() if kept is None else kept.get(f"kernels+{shortcuts}", tables, build)
-        # Zeros around a window that the edge cuts are what a convolution has there anyway.
-        padded = x if padding_mode == "zeros" else pad_to_windows(x, window, padding_mode)
-        out = None
-        for kernel, packed, scale in kernels:
-            part = windowed_convolution(padded, kernel, scale, bias, packed)
-            out, bias = part if out is None else out.add_(part), None
-        return crop(out, *x.shape[-2:])
+        return build() if kept is None else kept.get(f"kernels+{shortcuts} {dtype}", tables, build)
 
     def gated_ffn(self, x, fc1, grn, fc2, gate, norm, scale, shortcut, drop_path, grad, kept) -> Tensor:
         gamma, beta, eps = grn
+        dtype = computing_type(x)
         if grad:
             gate = x.new_ones(x.shape[:2]) if gate is None else gate
             beta = torch.zeros_like(gamma) if beta is None else beta
-            out = ffn_training(x.permute(0, 2, 3, 1), gate, fc1.weight, fc1.bias, gamma, beta, fc2.weight, eps)
-            out = reference.from_rows(out if fc2.bias is None else out + fc2.bias)
+            with torch.autocast("cpu", enabled=False):
+                given = (x.permute(0, 2, 3, 1), gate, fc1.weight, fc1.bias, gamma, beta, fc2.weight)
+                out = ffn_training(*(tensor.to(dtype) for tensor in given), eps)
+                out = reference.from_rows(out if fc2.bias is None else out + fc2.bias.to(dtype))
             if scale is not None and type(norm) is nn.BatchNorm2d and norm.affine:
                 # In the norm's weight and bias the scale costs no pass over the map.
                 weights = {"weight": norm.weight * scale, "bias": norm.bias * scale}
                 return reference.finish(torch.func.functional_call(norm, weights, (out,)), None, shortcut, drop_path)
             return reference.finish(out if norm is None else norm(out), scale, shortcut, drop_path)
-        inside = shortcut if norm is None and scale is None and drop_path is None else None
-        out = self.ffn(x, gate, inside, fc1.weight, fc1.bias, grn, fc2.weight, fc2.bias, kept)
+        fits = shortcut is not None and shortcut.dtype is dtype
+        inside = shortcut if fits and norm is None and scale is None and drop_path is None else None
+        gate = None if gate is None else gate.to(dtype)
+        with torch.autocast("cpu", enabled=False):
+            out = self.ffn(x.to(dtype), gate, inside, fc1.weight, fc1.bias, grn, fc2.weight, fc2.bias, kept)
         if inside is not None:
             return out
         return reference.finish(out if norm is None else norm(out), scale, shortcut, drop_path)
 
     def ffn(self, x, gate, shortcut, w1, b1, grn, w2, b2, kept) -> Tensor:
-        """Both linears with what stands between them, without gradients; `grn` is its gamma, its beta and its eps."""
+        """Both linears with what stands between them, without gradients; `grn` is its gamma, its beta and its eps.
+
+        Computed in the type of `x`; weights of another are converted once, where they are kept.
+        """
         gamma, beta, eps = grn
-        pack, rows = kept is not None and takes_onednn(w1), x.shape[2] * x.shape[3]
+        dtype, rows = x.dtype, x.shape[2] * x.shape[3]
+        pack = kept is not None and takes_onednn(x)
 
-        def build() -> tuple[Tensor, Tensor, Tensor | None]:
-            bias = None if beta is None else F.linear(beta.flatten(), w2, b2)
-            return *(pack_weight(weight, rows) if pack else weight for weight in (w1, w2)), bias
+        def build() -> tuple[Tensor | None, ...]:
+            bias = b2 if beta is None else F.linear(beta.flatten(), w2, b2)  # with GRN's beta
+            first, second = w1.to(dtype), w2.to(dtype)
+            packed = (pack_weight(weight, rows) if pack else weight for weight in (first, second))
+            rest = (None if small is None else small.to(dtype) for small in (b1, gamma.flatten(), bias))
+            return *packed, second, *rest
 
-        watched = [weight for weight in (w1, w2, beta, b2) if weight is not None]
-        first, second, bias = build() if kept is None else kept.get("linears", watched, build, sampled=True)
-        bias = b2 if beta is None else bias  # with GRN's beta
-        return ffn_inference(x, gate, shortcut, first, b1, gamma.flatten(), second, bias, eps)
+        watched = [weight for weight in (w1, b1, gamma, beta, w2, b2) if weight is not None]
+        made = build() if kept is None else kept.get(f"linears {dtype}", watched, build, sampled=True)
+        first, second, unpacked, bias1, gamma, bias2 = made
+        return ffn_inference(x, gate, shortcut, first, bias1, gamma, second, bias2, eps, unpacked=unpacked)
+
+    def squeeze_excite(self, x, fc1, fc2, grad, kept) -> Tensor:
+        """Pooling sums half precision in float32 without a copy, and two products of a few rows want no oneDNN."""
+        if grad:
+            return reference.squeeze_excite(x, fc1, fc2)
+        dtype = computing_type(x)
+        pooled = F.avg_pool2d(x, x.shape[-2:]).flatten(1)
+        weights = (fc1.weight, fc1.bias, fc2.weight, fc2.bias)
+        if weights[0].element_size() < 4:
+            given = [weight for weight in weights if weight is not None]
+
+            def build() -> list[Tensor | None]:
+                return [None if weight is None else weight.float() for weight in weights]
+
+            weights = build() if kept is None else kept.get("gate", given, build, sampled=True)
+        with torch.autocast("cpu", enabled=False):
+            hidden = F.linear(pooled.to(weights[0].dtype), *weights[:2]).relu_()
+            return F.linear(hidden, *weights[2:]).sigmoid_().to(dtype)
 
     def conv2d(self, x, weight, bias, stride, padding, dilation, groups, grad, kept) -> Tensor:
         if grad or kept is None:
             return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+        dtype = computing_type(x)
+        x, bias = x.to(dtype), None if bias is None else bias.to(dtype)
         geometry = padding, stride, dilation, groups
-        packed = kept.get("weight", (weight,), lambda: pack_conv(weight, geometry, x.shape), sampled=True)
+        packed = kept.get(
+            f"weight {dtype}", (weight,), lambda: pack_conv(weight.to(dtype), geometry, x.shape), sampled=True
+        )
         return packed_conv2d(x, packed, bias, geometry)
+
+
+def computing_type(x: Tensor) -> torch.dtype:
+    """Autocast's type where it is on, else the map's own."""
+    return reference.autocast_type(x.device) or x.dtype

@@ -20,37 +20,39 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wbmm.ops import reference
+from wbmm.ops.profile import thresholds
 from wbmm.ops.reference import LEAST_SQUARE
 
 from .linear import linear, linear_add, linear_gelu
 
 __all__ = ["ffn_inference", "ffn_training", "rows_at_once"]
 
-# The hidden layer is four times as wide as the map, and over a whole batch fits no cache of a CPU. It is computed in
-# blocks of about this size, but of no fewer rows than make the products efficient: `wbmm bench paths`.
-BLOCK_BYTES = 2**22
-BLOCK_ROWS = 784
-BACKWARD_ROWS = 3136  # the weights' gradients are added up over blocks: fewer and larger ones than in inference
+
+def rows_at_once(hidden_width: int, like: Tensor, training: bool = False) -> int:
+    """How many rows of the hidden layer to compute together, but for rounding.
+
+    It is four times as wide as the map, and over a whole batch fits no cache of a CPU. Too few rows make the products
+    slow. In training the weights' gradients are added up over blocks: fewer and larger ones.
+    """
+    chosen = thresholds(like.dtype)
+    least = chosen.backward_rows if training else chosen.block_rows
+    return max(chosen.block_bytes // (hidden_width * like.element_size()), least)
 
 
-def rows_at_once(hidden_width: int, like: Tensor, least: int = BLOCK_ROWS) -> int:
-    """How many rows of the hidden layer to compute together, but for rounding."""
-    return max(BLOCK_BYTES // (hidden_width * like.element_size()), least)
+def _response_scale(blocks: Sequence[Tensor], gamma: Tensor, eps: float) -> Tensor:
+    """`1 + gamma * N` of samples whose rows come in blocks `[n, rows, C]`, as `[n, 1, C]`.
 
-
-def _apply_response_norm(blocks: Sequence[Tensor], gamma: Tensor, eps: float) -> None:
-    """`block * (1 + gamma * N)`, in place, of samples whose rows come in blocks `[n, rows, C]`.
-
-    N is that of `reference.response_norm`.
-
-    Few and small operations, which count where there is one image.
+    N is that of `reference.response_norm`. Few and small operations, which count where there is one image.
     """
     first, *rest = map(_sum_of_squares, blocks)
     norm = sum(rest, first).sqrt_()
     mean = norm.mean(-1, keepdim=True).add_(eps)
-    factor = norm.mul_(gamma).div_(mean).to(blocks[0].dtype)
-    for block in blocks:
-        block.addcmul_(block, factor)
+    return norm.mul_(gamma).div_(mean).add_(1).to(blocks[0].dtype)
+
+
+def _scaled(block: Tensor, scale: Tensor) -> Tensor:
+    """`block * scale`; in place unless in half precision, where PyTorch is slower at that."""
+    return block * scale if block.element_size() < 4 else block.mul_(scale)
 
 
 def _sum_of_squares(rows: Tensor) -> Tensor:
@@ -78,6 +80,7 @@ def ffn_inference(
     b2: Tensor | None,
     eps: float,
     at_once: int | None = None,
+    unpacked: Tensor | None = None,
 ) -> Tensor:
     """`shortcut + fc2(GELU(fc1(gate * x)) * (1 + gamma * N))`, without gradients.
 
@@ -90,6 +93,7 @@ def ffn_inference(
         shortcut: `[B, C, H, W]`, or None.
         w1: `[4C, C]`; b1: `[4C]`; gamma: `[4C]`; w2: `[C, 4C]`; b2: `[C]`. The weights may be packed (`pack_weight`).
         at_once: rows of the hidden layer to compute together; by `rows_at_once` if not given.
+        unpacked: w2 as it is. Where a sample has more rows than w2, the scale `1 + gamma * N` goes into a copy of it.
 
     Returns:
         `[B, C, H, W]`, channels-last memory.
@@ -98,6 +102,8 @@ def ffn_inference(
     rows = _samples(x)
     at_once = at_once or rows_at_once(w1.shape[0], rows)
     step = max(at_once // (height * width), 1)  # samples; one block of them needs no cutting
+    scale_weight = unpacked is not None and height * width >= 2 * channels
+    step = 1 if scale_weight else step
     rows_each = math.ceil(height * width / math.ceil(height * width / at_once))
     samples = _cut(rows, step, 0)
     gates = [None] * len(samples) if gate is None else _cut(gate, step, 0)
@@ -106,12 +112,16 @@ def ffn_inference(
     for part, factor, residual in zip(samples, gates, residuals, strict=True):
         gated = part if factor is None else part * factor[:, None]
         blocks = [linear_gelu(block, w1, b1) for block in _cut(gated, rows_each, 1)]
-        _apply_response_norm(blocks, gamma, eps)
+        scale = _response_scale(blocks, gamma, eps)
+        if scale_weight:
+            weight = unpacked * scale[0]
+        else:
+            weight, blocks = w2, [_scaled(block, scale) for block in blocks]
         if residual is None:
-            out += [linear(block, w2, b2) for block in blocks]
+            out += [linear(block, weight, b2) for block in blocks]
         else:
             others = _cut(residual, rows_each, 1)
-            out += [linear_add(block, w2, b2, other) for block, other in zip(blocks, others, strict=True)]
+            out += [linear_add(block, weight, b2, other) for block, other in zip(blocks, others, strict=True)]
     whole = out[0] if len(out) == 1 else torch.cat([block.flatten(0, 1) for block in out])
     return whole.view(batch, height, width, channels).permute(0, 3, 1, 2)
 
@@ -152,17 +162,17 @@ class _FeedForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, gate, w1, b1, gamma, beta, w2, eps):
         batch, positions, _ = x.shape
-        out, norm = torch.empty_like(x), x.new_empty(batch, w1.shape[0])
-        base = w2 @ beta
-        step = max(rows_at_once(w1.shape[0], x, BACKWARD_ROWS) // positions, 1)
+        out, norm = torch.empty_like(x), x.new_empty(batch, w1.shape[0], dtype=_sum_type(x))
+        base = F.linear(beta, w2)
+        step = max(rows_at_once(w1.shape[0], x, training=True) // positions, 1)
         hidden = []
         for i in range(0, batch, step):
             part = slice(i, i + step)
             hidden.append(linear(x[part] * gate[part, None], w1, b1))
             u = F.gelu(hidden[-1])
-            norm[part] = u.square().sum(1).clamp_min_(LEAST_SQUARE).sqrt_()
-            scale = 1 + gamma * _relative(norm[part], eps)
-            out[part] = linear(u.mul_(scale[:, None]), w2, base)
+            norm[part] = _sum_of_squares(u)[:, 0].clamp_min_(LEAST_SQUARE).sqrt_()
+            scale = (1 + gamma * _relative(norm[part], eps)).to(u.dtype)
+            out[part] = linear(_scaled(u, scale[:, None]), w2, base)
         ctx.save_for_backward(x, gate, w1, b1, gamma, beta, w2, norm, *hidden)
         ctx.eps, ctx.step = eps, step
         return out
@@ -184,22 +194,23 @@ class _FeedForward(torch.autograd.Function):
         dx, dgate = (
             torch.empty_like(tensor) if wanted else None for tensor, wanted in ((x, needed[0]), (gate, needed[1]))
         )
+        # What is summed over blocks is summed in float32 at least.
         dw1, dw2 = (
-            torch.zeros_like(weight) if wanted else None for weight, wanted in ((w1, needed[2]), (w2, needed[6]))
+            torch.zeros_like(weight, dtype=norm.dtype) if wanted else None
+            for weight, wanted in ((w1, needed[2]), (w2, needed[6]))
         )
-        db1, dgamma = torch.zeros_like(gamma), torch.zeros_like(gamma)
+        db1, dgamma = (torch.zeros_like(gamma, dtype=norm.dtype) for _ in range(2))
         for i, h in zip(range(0, len(x), ctx.step), hidden, strict=True):
             part = slice(i, i + ctx.step)
             u, n = F.gelu(h), norm[part]
             ratio = _relative(n, ctx.eps)
-            scale = 1 + gamma * ratio
-            d, dscale = _second_product(grad[part], u, scale, w2, dw2)
+            d, dscale = _second_product(grad[part], u, 1 + gamma * ratio, w2, dw2)
             dgamma += (dscale * ratio).sum(0)
-            d.addcmul_(u, _norm_gradient(dscale * gamma, n, ctx.eps)[:, None])
+            d.addcmul_(u, _norm_gradient(dscale * gamma, n, ctx.eps)[:, None].to(u.dtype))
             torch.ops.aten.gelu_backward.grad_input(d, h, grad_input=d)
             db1 += _flat(d).sum(0)
             if dw1 is not None:
-                dw1.addmm_(_flat(d).t(), _flat(x[part] * gate[part, None]))
+                _add_product(dw1, _flat(d).t(), _flat(x[part] * gate[part, None]))
             if dx is None and dgate is None:
                 continue
             dgated = linear(d, w1.t())
@@ -209,8 +220,22 @@ class _FeedForward(torch.autograd.Function):
                 torch.mul(dgated, gate[part, None], out=dx[part])
         total = _flat(grad).sum(0)
         if dw2 is not None:
-            dw2.addr_(total, beta)
-        return dx, dgate, dw1, db1, dgamma, total @ w2, dw2, None
+            dw2.addr_(total.to(dw2.dtype), beta.to(dw2.dtype))
+        found = (dx, dgate, dw1, db1, dgamma, F.linear(total, w2.t()), dw2)
+        return *(None if one is None else one.to(like.dtype) for one, like in zip(found, inputs, strict=True)), None
+
+
+def _sum_type(x: Tensor) -> torch.dtype:
+    """What sums over many elements are kept in: float32 at least."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """`total += a @ b`, where the total may be of a wider type."""
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b
 
 
 def _second_product(g: Tensor, u: Tensor, scale: Tensor, w2: Tensor, dw2: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -221,19 +246,19 @@ def _second_product(g: Tensor, u: Tensor, scale: Tensor, w2: Tensor, dw2: Tensor
         u: `[N, P, 4C]`; scale: `[N, 4C]`; w2: `[C, 4C]`.
         dw2: what the weight's gradient is added to, None where it is not wanted.
     """
+    factor = scale[:, None].to(u.dtype)
+    d = linear(g, w2.t())
     if u.shape[1] < w2.shape[0]:
-        scratch = u * scale[:, None]
+        scratch = u * factor
         if dw2 is not None:
-            dw2 += linear(_flat(g).t(), _flat(scratch).t())
-        d = linear(g, w2.t())
-        dscale = torch.mul(d, u, out=scratch).sum(1)
-        return d.mul_(scale[:, None]), dscale
-    # Not by oneDNN, which would transpose both factors first: where maps are large, that takes as long as the product.
-    q = torch.stack([torch.mm(u[j].t(), g[j]) for j in range(len(g))])
-    dscale = (q * w2.t()).sum(2)
-    if dw2 is not None:
-        dw2 += q.mul_(scale[:, :, None]).sum(0).t()
-    return torch.stack([linear(g[j], (w2 * scale[j]).t()) for j in range(len(g))]), dscale
+            _add_product(dw2, _flat(g).t(), _flat(scratch))
+        dscale = torch.mul(d, u, out=scratch).sum(1, dtype=scale.dtype)
+    else:
+        q = torch.bmm(u.transpose(1, 2), g).to(scale.dtype)
+        dscale = (q * w2.t()).sum(2)
+        if dw2 is not None:
+            dw2 += q.mul_(scale[:, :, None]).sum(0).t()
+    return d.mul_(factor), dscale
 
 
 def _plain_gradients(inputs: list[Tensor], needed: Sequence[bool], eps: float, grad: Tensor) -> list[Tensor | None]:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wbmm.ops import reference
+from wbmm.ops.profile import thresholds
 from wbmm.ops.tables import collapse_hierarchical, collapse_matrix, expand, zero_offset
 from wbmm.ops.windows import (
     Window,
@@ -40,32 +41,28 @@ __all__ = [
     "windowed_training",
 ]
 
-# A matrix grows with the fourth power of the window's side, a table with the second. From this side on, oneDNN's
-# depthwise convolution is faster than the product with the matrix, for any number of windows: `wbmm bench paths`.
-LEAST_SIDE = 7
-# oneDNN convolves faster with kernels of at least this width: narrower ones get columns of zeros. Measured there too.
-LEAST_WIDTH = 15
-BLOCK_BYTES = 2**22  # of the matrix's gradient
 
+def is_convolvable(window: Window, dtype: torch.dtype = torch.float32) -> bool:
+    """Whether windows of this size are faster as convolutions where those are oneDNN's: all but small ones.
 
-def is_convolvable(window: Window) -> bool:
-    """Whether windows of this size are faster as convolutions where those are oneDNN's: all but small ones."""
-    return min(window) >= LEAST_SIDE
+    A matrix grows with the fourth power of the window's side, a table with the second.
+    """
+    return min(window) >= thresholds(dtype).least_side
 
 
 def prefers_convolution(x: Tensor, window: Window) -> bool:
     """Whether windows of one table are faster as convolutions here: on a CPU, in eager execution."""
-    return is_convolvable(window) and takes_onednn(x)
+    return is_convolvable(window, x.dtype) and takes_onednn(x)
 
 
-def kernel_size(window: Window) -> list[int]:
-    """Height and width of the kernel of a window."""
-    return [2 * window[0] - 1, max(2 * window[1] - 1, LEAST_WIDTH)]
+def kernel_size(window: Window, dtype: torch.dtype = torch.float32) -> list[int]:
+    """Height and width of the kernel of a window. With narrow kernels oneDNN is slower: they get columns of zeros."""
+    return [2 * window[0] - 1, max(2 * window[1] - 1, thresholds(dtype).least_width)]
 
 
 def table_to_kernel(table: Tensor, window: Window) -> Tensor:
     """A table `[C, (2wh-1)(2ww-1)]` as the kernel of a cross-correlation, zeros at its sides if it is narrow."""
-    columns = kernel_size(window)[1] // 2 - (window[1] - 1)
+    columns = kernel_size(window, table.dtype)[1] // 2 - (window[1] - 1)
     return F.pad(table.view(-1, 1, 2 * window[0] - 1, 2 * window[1] - 1), (columns, columns))
 
 
@@ -126,7 +123,9 @@ def _convolve(x: Tensor, kernel: Tensor, window: Window, bias: Tensor | None, pa
     if packed is not None and (h, w) == window:
         out = packed_conv2d(windows, packed, bias, _geometry(kernel))
     else:
-        kernel = _middle(_middle(kernel, 2, h - 1), 3, max(w - 1, LEAST_WIDTH // 2))
+        kernel = _middle(
+            _middle(kernel, 2, h - 1), 3, max(w - 1, min(thresholds(x.dtype).least_width, kernel.shape[3]) // 2)
+        )
         padding, *_, groups = _geometry(kernel)
         out = F.conv2d(windows, kernel, bias, padding=padding, groups=groups)
     return merge_batch(out, x.shape, (h, w))
@@ -154,8 +153,19 @@ def windowed_training(
     Returns:
         `[B, C, H, W]`, in the memory format of `x`.
     """
+    if len(tables) == 1 and padding_mode == "zeros":
+        (table,), whole = tables, window
+        window = (min(whole[0], x.shape[2]), min(whole[1], x.shape[3]))
+        tables = [table if window == whole else _middle_of_table(table, whole, window)]
     out = _WindowedProduct.apply(pad_to_windows(x, window, padding_mode), window, shortcuts, *tables)
     return crop(out, *x.shape[-2:])
+
+
+def _middle_of_table(table: Tensor, window: Window, smaller: Window) -> Tensor:
+    """The offsets that a map has which is smaller than the window: others meet the zeros around it alone."""
+    rows, columns = (whole - side for whole, side in zip(window, smaller, strict=True))
+    grid = table.view(-1, 2 * window[0] - 1, 2 * window[1] - 1)
+    return F.pad(grid, (-columns, -columns, -rows, -rows)).flatten(1)
 
 
 class _WindowedProduct(torch.autograd.Function):
@@ -165,7 +175,7 @@ class _WindowedProduct(torch.autograd.Function):
         ctx.convolve = len(tables) == 1 and prefers_convolution(x, window)
         ctx.save_for_backward(x, *tables)
         if ctx.convolve:
-            return windowed_convolution(x, _kernel(tables[0], window, shortcuts), window)
+            return _convolve_windows(x, tables[0], window, shortcuts)
         windows = partition_windows(x, window)
         return _merge(_multiply(windows, expand(list(tables), window), shortcuts), x, window)
 
@@ -183,7 +193,7 @@ class _WindowedProduct(torch.autograd.Function):
         dx = None
         g = None if ctx.convolve and not any(wanted[3:]) else partition_windows(grad, window)
         if wanted[0] and ctx.convolve:
-            dx = windowed_convolution(grad, _kernel(tables[0], window, shortcuts).flip(2, 3), window)
+            dx = _convolve_windows(grad, tables[0].flip(1), window, shortcuts)
         elif wanted[0]:
             dx = _merge(_multiply(g, expand(tables, window).transpose(1, 2), shortcuts), x, window)
         if not any(wanted[3:]):
@@ -191,11 +201,14 @@ class _WindowedProduct(torch.autograd.Function):
         return dx, None, None, *_table_gradients(partition_windows(x, window), g, tables, window)
 
 
-def _kernel(table: Tensor, window: Window, shortcuts: int) -> Tensor:
-    """The table as a kernel, with the shortcuts in it: nothing is lost by that in float32."""
+def _convolve_windows(x: Tensor, table: Tensor, window: Window, shortcuts: int) -> Tensor:
+    """The windowed operator as a convolution, with the shortcuts in its kernel, or apart where that would cost bits."""
+    if x.element_size() < 4:
+        out = windowed_convolution(x, table_to_kernel(table, window), window)
+        return out.add_(x, alpha=shortcuts) if shortcuts else out
     table = table.clone()
     table[:, zero_offset(window)] += shortcuts
-    return table_to_kernel(table, window)
+    return windowed_convolution(x, table_to_kernel(table, window), window)
 
 
 def _multiply(windows: Tensor, matrix: Tensor, shortcuts: int) -> Tensor:
@@ -208,14 +221,14 @@ def _merge(windows: Tensor, like: Tensor, window: Window) -> Tensor:
 
 
 def _table_gradients(windows: Tensor, grad: Tensor, tables: list[Tensor], window: Window) -> list[Tensor]:
-    """Gradients of the tables from windows and the gradient of the result, both `[C, N, d]`."""
-    area = windows.shape[-1]
-    step = max(BLOCK_BYTES // (area * area * windows.element_size()), 1)
+    """Gradients of the tables from windows and the gradient of the result, both `[C, N, d]`; summed in float32."""
+    area, dtype = windows.shape[-1], torch.promote_types(windows.dtype, torch.float32)
+    step = max(thresholds(windows.dtype).matrix_bytes // (area * area * windows.element_size()), 1)
     parts = []
     for x, g in zip(windows.split(step), grad.split(step), strict=True):
-        matrix = torch.baddbmm(x[:, :1, :1], x.transpose(1, 2), g, beta=0)
+        matrix = torch.baddbmm(x[:, :1, :1], x.transpose(1, 2), g, beta=0).to(dtype)
         parts.append((collapse_matrix(matrix, window),) if len(tables) == 1 else collapse_hierarchical(matrix, window))
-    return [torch.cat(part) for part in zip(*parts, strict=True)]
+    return [torch.cat(part).to(windows.dtype) for part in zip(*parts, strict=True)]
 
 
 def _plain_gradients(x, tables, window, shortcuts, wanted, grad):

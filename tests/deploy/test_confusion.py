@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from wbmm.deploy.mistakes import (
+from wbmm.deploy.confusion import (
     class_scores,
     class_table,
     confusion_matrix,

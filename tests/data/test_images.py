@@ -2,8 +2,7 @@
 
 import numpy as np
 
-from wbmm.data.images import check_batch
-from wbmm.data.landscapes import draw_landscape
+from wbmm.data.images import check_batch, draw_landscape
 from wbmm.io.card import ModelCard
 
 

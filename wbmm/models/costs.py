@@ -8,8 +8,7 @@ import torch.nn as nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from .named_mixers import find_mixer
-from .pattern import StageWindow
+from .named_mixers import StageWindow, find_mixer
 
 
 def count_params(module: nn.Module) -> int:

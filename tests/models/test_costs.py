@@ -3,8 +3,8 @@
 import timm
 import torch
 
-from wbmm.models.pattern import parse_windows
-from wbmm.models.profile import Reach, build_on_meta, count_macs, count_params, receptive_fields
+from wbmm.models.costs import Reach, build_on_meta, count_macs, count_params, receptive_fields
+from wbmm.models.named_mixers import parse_windows
 
 
 def test_macs_of_known_layers():
