@@ -41,7 +41,9 @@ def execute(notebook) -> None:
     os.environ.update(NO_COLOR="1", COLUMNS="120", PYTHONWARNINGS="ignore")
     with tempfile.TemporaryDirectory() as folder:
         resources = {"metadata": {"path": folder}}
-        NotebookClient(notebook, timeout=TIMEOUT_S, kernel_name="python3", resources=resources).execute()
+        NotebookClient(
+            notebook, timeout=TIMEOUT_S, kernel_name="python3", resources=resources, coalesce_streams=True
+        ).execute()
         tidy(notebook, folder)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from wbmm.data.landscapes import draw_landscape
+from wbmm.data.images import draw_landscape
 from wbmm.deploy.predict import predict
 from wbmm.deploy.runtime import open_runner
 from wbmm.io.card import ModelCard

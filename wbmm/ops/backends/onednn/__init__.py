@@ -1,5 +1,7 @@
 """All that was tuned for a CPU: oneDNN with packed weights, cache-sized blocks, backward passes written out."""
 
+from typing import Any
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -146,7 +148,7 @@ class OneDNN(Backend):
             beta = torch.zeros_like(gamma) if beta is None else beta
             with torch.autocast("cpu", enabled=False):
                 given = (x.permute(0, 2, 3, 1), gate, fc1.weight, fc1.bias, gamma, beta, fc2.weight)
-                out = ffn_training(*(tensor.to(dtype) for tensor in given), eps)
+                out = ffn_training(*(tensor.to(dtype) for tensor in given), eps)  # type: ignore[call-arg]
                 out = reference.from_rows(out if fc2.bias is None else out + fc2.bias.to(dtype))
             if scale is not None and type(norm) is nn.BatchNorm2d and norm.affine:
                 # In the norm's weight and bias the scale costs no pass over the map.
@@ -189,7 +191,7 @@ class OneDNN(Backend):
             return reference.squeeze_excite(x, fc1, fc2)
         dtype = computing_type(x)
         pooled = F.avg_pool2d(x, x.shape[-2:]).flatten(1)
-        weights = (fc1.weight, fc1.bias, fc2.weight, fc2.bias)
+        weights: Any = (fc1.weight, fc1.bias, fc2.weight, fc2.bias)
         if weights[0].element_size() < 4:
             given = [weight for weight in weights if weight is not None]
 
