@@ -285,7 +285,7 @@ class Contest:
             for way in self.ways:
                 outputs = collect(self.runner(name, way), source, label=f"{name}, {way}")
                 same = quality(outputs.logits, reference.logits).agreement
-                found[name, way] = {"images": len(outputs.labels), "top1": top(outputs, 1), "agreement": same}
+                found[name, way] = {"images": len(outputs.labels), "accuracy": top(outputs, 1), "agreement": same}
         return found
 
     def calls(self, batch: int) -> dict[tuple[str, Way], Call]:

@@ -280,10 +280,6 @@ def conv2d(
     return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
 
 
-for _operator in (
-    windowed,
-    gated_ffn,
-    squeeze_excite,
-    conv2d,
-):  # leaves for fx: a traced model chooses as an eager one does
+# Leaves for fx: a traced model chooses as an eager one does.
+for _operator in (windowed, gated_ffn, squeeze_excite, conv2d):
     register_notrace_function(_operator)
