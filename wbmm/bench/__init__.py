@@ -11,7 +11,7 @@ BENCHES = {
     "model": ("wbmm.bench.inference", "inference of whole models; the paper's tables with --preset paper or edge"),
     "train": ("wbmm.bench.training", "training steps and their memory; the paper's with --preset paper"),
     "peers": ("wbmm.bench.peers", "the family and timm's nets: throughput against published top-1, with a picture"),
-    "runtime": ("wbmm.bench.runtime", "one model in PyTorch, ONNX Runtime, OpenVINO and INT8"),
+    "runtime": ("wbmm.bench.runtime", "models in PyTorch, ONNX Runtime and OpenVINO, in float32, bf16 and INT8"),
     "paths": ("wbmm.bench.paths", "two ways to compute the same operator, by shape"),
     "profile": ("wbmm.bench.profile", "where the time of a model goes, by operator"),
     "seg": ("wbmm.bench.seg", "whole UPerNet segmentors: throughput, parameters, FLOPs"),

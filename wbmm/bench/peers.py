@@ -16,8 +16,6 @@ from pathlib import Path
 
 import torch
 
-from wbmm.deploy.export import export_model
-from wbmm.deploy.quantize.with_openvino import OpenVino
 from wbmm.deploy.runtime import open_runner
 from wbmm.io.atomic import write_text
 from wbmm.paper_tables import load_tables
@@ -25,8 +23,8 @@ from wbmm.paper_tables import load_tables
 from .candidates import build, images_for, split
 from .log import Cell, Entry, Result, RunLog, add_log_arguments, plan_text, run_cells
 from .report.chart import Axis, Chart, Point, Series
-from .results import Record, add_output_arguments, check_out, present, say, speed_record, typed_argv
-from .runtime import CALIBRATION, PAUSE_S, fused_with_card, open_named
+from .results import Record, add_output_arguments, check_out, present, speed_record, typed_argv
+from .runtime import PAUSE_S, converted_file, fused_with_card, open_named
 from .setting import Setting
 
 __all__ = ["PRECISIONS", "Peer", "draw", "peers", "run"]
@@ -151,14 +149,11 @@ def _eager_call(setting: Setting, net: Peer, images: torch.Tensor) -> Callable[[
 
 def _int8_call(folder: Path, net: Peer, images: torch.Tensor) -> Callable[[], object]:
     """Through an INT8 file of OpenVINO."""
-    say(f"exporting and quantising {net.model}")
     model, size = open_named(net.model), tuple(images.shape[2:])
     model = fused_with_card(model) if net.family in ("WBMM", "UniRepLKNet") else model
-    path, target = folder / f"{net.model}.xml", folder / f"{net.model}-int8.xml"
     with torch.inference_mode(False):
-        export_model(model, path, model.card, size=size, dynamic_batch=True)
-        OpenVino(path, model.card).quantize(torch.randn(CALIBRATION, 3, *size), set(), target)
-    return partial(open_runner(target), images)
+        path = converted_file(model, "openvino", "int8", size, folder / net.model)
+    return partial(open_runner(path), images)
 
 
 def _records(entry: Entry, known: dict[str, Peer]) -> list[Record]:

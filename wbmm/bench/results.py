@@ -18,6 +18,7 @@ from wbmm.timing import Timing
 __all__ = [
     "add_output_arguments",
     "check_out",
+    "data_name",
     "present",
     "say",
     "speed_record",
@@ -41,6 +42,8 @@ COLUMNS = {
     "ratio": ("ratio of medians", "{:.2f}x"),
     "ratio_best": ("ratio of bests", "{:.2f}x"),
     "over": ("ratio to", "{}"),
+    "accuracy": ("top-1, %", "{:.2f}"),
+    "agreement": ("same top-1 as float32, %", "{:.2f}"),
     "layout": ("layout", "{}"),
     "paper_images_per_s": ("paper: images/s", "{:g}"),
     "paper_ratio": ("paper: ratio", "{:.2f}x"),
@@ -168,6 +171,11 @@ def to_csv(rows: Sequence[Record]) -> str:
 
 def _heading(bench: str) -> str:
     return f"# wbmm bench {bench}\n"
+
+
+def data_name(data: Path) -> str:
+    """A folder of images as a page names it: nothing of where one machine keeps it."""
+    return "/".join(data.parts[-2:]) if data.is_absolute() else data.as_posix()
 
 
 def say(text: str) -> None:
