@@ -31,12 +31,8 @@ bench() { # bench MINUTES NAME ARGUMENTS...
 
 peers() { bench 4 peers --rounds 7 --out "$OUT"; }
 runtime() {
-    for dtype in float32 bfloat16; do
-        local runtimes="eager"
-        [ $dtype = float32 ] && runtimes="eager openvino int8"
-        [ -e "$OUT/runtime-$dtype/runtime.csv" ] || .venv/bin/wbmm bench runtime wbmm_t --runtimes $runtimes \
-            --dtype $dtype --batch 1 16 --rounds "$(rounds 7)" --out "$OUT/runtime-$dtype"
-    done
+    [ -e "$OUT/runtime/runtime.csv" ] || .venv/bin/wbmm bench runtime wbmm_t --baseline convnext_tiny --batch 1 16 \
+        --runtimes eager compiled openvino --precisions float32 bf16 int8 --rounds "$(rounds 7)" --out "$OUT/runtime"
 }
 training() {
     bench 1 train wbmm_t --batch 16 --rounds 4 --memory --out "$OUT/training-float32"

@@ -91,23 +91,16 @@ def readme_picture() -> Lines:
 
 def runtimes() -> Lines:
     """Runtime x precision x batch, ours and ConvNeXt-T."""
-    parts = [
-        (name, rows)
-        for name, *files in (
-            ("float32", "cpu/runtime-float32/runtime.csv", "speed/224/runtime.csv"),
-            ("bfloat16", "cpu/runtime-bfloat16/runtime.csv"),
-        )
-        if (rows := read(*files))
-    ]
-    if not parts:
+    rows = read("cpu/runtime/runtime.csv")
+    if not rows:
         return [MISSING.format("runtime")]
+    precisions = {"int8": "INT8", "bf16": "bfloat16"}
     table = [
-        ["INT8" if "int8" in row["model"] else name, row["model"], row["batch"], speed(row)]
-        for name, rows in parts
+        [precisions.get(row["model"].rpartition(", ")[2], "float32"), row["model"], row["batch"], speed(row)]
         for row in rows
     ]
-    heads = ("precision", "net and runtime", "batch", "images/s (ratio to convnext_tiny, eager, same precision)")
-    return [*lines_of(heads, table, 2), *(line for _, rows in parts for line in measured(rows))]
+    heads = ("precision", "net and runtime", "batch", "images/s (ratio to convnext_tiny, same runtime and precision)")
+    return [*lines_of(heads, table, 2), *measured(rows)]
 
 
 def training() -> Lines:

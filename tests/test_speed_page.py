@@ -84,11 +84,12 @@ def test_precisions_of_training_and_runtimes(page, elsewhere):
         "peak_mb": "",
         "dtype": "bfloat16",
     }
-    write(elsewhere, "cpu/runtime-bfloat16/runtime.csv", row)
+    write(elsewhere, "cpu/runtime/runtime.csv", row | {"model": "eager, bf16"}, row | {"model": "openvino"})
     write(elsewhere, "cpu/training-bfloat16/train.csv", row | {"model": "wbmm_t", "autocast": True})
     page.main([])
     text = (elsewhere / "docs" / "speed.md").read_text()
-    assert "| bfloat16 | eager | 1 | 10.0 (1.00x) |" in text
+    assert "| bfloat16 | eager, bf16 | 1 | 10.0 (1.00x) |" in text
+    assert "| float32 | openvino | 1 | 10.0 (1.00x) |" in text
     assert "| `wbmm_t` | bfloat16 autocast | 224 | 1 | 10.0 (1.00x) | -- |" in text
     assert "bfloat16 by autocast" in text
 
