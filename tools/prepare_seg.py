@@ -6,7 +6,7 @@ python tools/prepare_seg.py --data camvid_colours --classes label_colors.txt --o
 
 import sys
 
-from wbmm.mm.own.prepare_seg import prepare_seg
+from wbmm.mm.own.seg import prepare_seg
 
 if __name__ == "__main__":
     sys.exit(prepare_seg())

@@ -2,6 +2,7 @@
 
 import argparse
 import builtins
+import json
 
 import numpy as np
 import pytest
@@ -84,11 +85,15 @@ def warnings_of(caplog):
 
 
 def score(folder, file):
-    parser = argparse.ArgumentParser()
+    """The metrics, as `--json` writes them."""
+    parser, written = argparse.ArgumentParser(), folder / "new" / "metrics.json"
     add_test_arguments(parser, "seg")
-    return run_testing(
-        "seg", parser.parse_args([str(folder / "tiny.py"), str(file), "--work-dir", str(folder / "work")])
-    )
+    argv = [folder / "tiny.py", file, "--work-dir", folder / "work", "--json", written]
+    metrics = run_testing("seg", parser.parse_args(list(map(str, argv))))
+    said = json.loads(written.read_text())
+    assert said["metrics"] == {key: float(value) for key, value in metrics.items()}
+    assert (said["checkpoint"], said["how"], said["images"]) == (str(file), "single scale", 3)
+    return said["metrics"]
 
 
 def test_a_file_of_the_test_scale(fixed, caplog):

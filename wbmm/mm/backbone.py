@@ -11,14 +11,13 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from wbmm.io.card import form_of
-from wbmm.mm.pretrained import LEAST_MATCH, fetch, match_report, read_weights
 from wbmm.models import WBMM
 from wbmm.models.fuse import FUSED_FORMS, fuse
 from wbmm.models.state import CheckpointError
 from wbmm.text import first_line, printable
 from wbmm.zoo import load_zoo
 
-from .pretrained import load_pretrained
+from .pretrained import LEAST_MATCH, fetch, load_pretrained, match_report, read_weights
 
 __all__ = [
     "TimmBackbone",

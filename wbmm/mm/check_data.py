@@ -235,12 +235,22 @@ def check_detection_data(cfg: Config, parts: Sequence[str] = ("train", "val"), e
             _check_heads(cfg.model, len(classes))
         root = Path(dataset.get("data_root") or "")
         folder = root / dataset.data_prefix.get("img", "")
-        report = check_annotations(root / dataset.ann_file, folder, classes, everything, evaluated=part != "train")
+        masks = _uses_masks(cfg, part, dataset)
+        report = check_annotations(root / dataset.ann_file, folder, classes, everything, part != "train", masks)
         _check_channels(cfg, dataset)
         _check_evaluator(cfg, part, root / dataset.ann_file)
         lines.append(f"data for {part}: {report}")
         lines += [f"  {remark}" for remark in report.remarks]
     return "\n".join(lines)
+
+
+def _uses_masks(cfg: Config, part: str, dataset: dict) -> bool:
+    """Whether a part of the data is read, or scored, with masks."""
+    read = any(step.get("with_mask") for step in dataset.get("pipeline") or [] if step["type"] == "LoadAnnotations")
+    metrics = [
+        name for metric in _as_list(cfg.get(f"{part}_evaluator") or []) for name in _as_list(metric.get("metric"))
+    ]
+    return read or "segm" in metrics
 
 
 def _check_evaluator(cfg: Config, part: str, ann_file: Path) -> None:

@@ -62,6 +62,7 @@ def check_annotations(
     classes: Sequence[str] | None = None,
     everything: bool = False,
     evaluated: bool = False,
+    masks: bool = True,
 ) -> CocoReport:
     """Checks one annotation file and its folder of images; a `ValueError` names the first thing that is wrong.
 
@@ -71,6 +72,7 @@ def check_annotations(
         classes: the names that the model has, if known; each must be a category of the file.
         everything: open every image to compare its size, not a sample of them.
         evaluated: COCO's metrics will read it, which fail on what training merely leaves out.
+        masks: they are trained or tested on, so that every object needs one.
     """
     contents = read_annotations(path)
     images = _unique(contents["images"], path, "image")
@@ -78,7 +80,7 @@ def check_annotations(
     _unique(contents["annotations"], path, "annotation")
     _check_categories(categories, path, classes)
     _check_images(images, path, folder, everything)
-    remarks = _check_objects(contents["annotations"], images, categories, path, evaluated)
+    remarks = _check_objects(contents["annotations"], images, categories, path, evaluated, masks)
     known = {number for number, category in categories.items() if classes is None or category["name"] in classes}
     unused = [annotation for annotation in contents["annotations"] if annotation["category_id"] not in known]
     if len(unused) == len(contents["annotations"]):
@@ -175,7 +177,9 @@ def _check_size(entry: dict, file: Path) -> None:
         )
 
 
-def _check_objects(annotations: list, images: dict, categories: dict, path: Path, evaluated: bool) -> list[str]:
+def _check_objects(
+    annotations: list, images: dict, categories: dict, path: Path, evaluated: bool, masks: bool
+) -> list[str]:
     """Raises for objects that no loader could read; returns remarks on those that training leaves out."""
     odd: dict[str, list] = {}
     for annotation in annotations:
@@ -194,8 +198,9 @@ def _check_objects(annotations: list, images: dict, categories: dict, path: Path
         if annotation["id"] == 0:
             raise ValueError(f"{name}: COCO's metrics take the id 0 for no match; number annotations from 1")
         image = images[annotation["image_id"]]
-        _check_mask(annotation, image, name, evaluated)
-        problem = _problem(annotation, image)
+        if masks:
+            _check_mask(annotation, image, name, evaluated)
+        problem = _problem(annotation, image, masks)
         if problem:
             odd.setdefault(problem, []).append(annotation["id"])
     _check_kind_of_boxes(annotations, images, path)
@@ -216,7 +221,7 @@ def _check_kind_of_boxes(annotations: list, images: dict, path: Path) -> None:
         )
 
 
-def _problem(annotation: dict, image: dict) -> str | None:
+def _problem(annotation: dict, image: dict, masks: bool) -> str | None:
     """What training leaves out of an object, or bears."""
     left, top, width, height = annotation["bbox"]
     if width < 1 or height < 1:
@@ -225,7 +230,8 @@ def _problem(annotation: dict, image: dict) -> str | None:
         return "have a box outside of their image: training leaves them out"
     if annotation["area"] <= 0:
         return "have no area: training leaves them out"
-    if isinstance(annotation["segmentation"], list) and any(len(part) < 6 for part in annotation["segmentation"]):
+    mask = annotation["segmentation"] if masks else None
+    if isinstance(mask, list) and any(len(part) < 6 for part in mask):
         return "have a polygon of two points: that part of the mask is left out"
     if left < -1 or top < -1 or left + width > image["width"] + 1 or top + height > image["height"] + 1:
         return "have a box that reaches over the edge of their image"
@@ -236,7 +242,7 @@ def _check_mask(annotation: dict, image: dict, name: str, evaluated: bool) -> No
     """Raises unless the segmentation is polygons, as flat lists of coordinates, or a run-length code."""
     mask = annotation.get("segmentation")
     if not mask:
-        raise ValueError(f"{name} has no segmentation, which masks are trained and tested on")
+        raise ValueError(f"{name} has no segmentation, which masks are learned from; --boxes is for boxes alone")
     if isinstance(mask, dict):
         _check_run_lengths(mask, [image["height"], image["width"]], name)
     elif not isinstance(mask, list) or not all(isinstance(part, list) for part in mask):

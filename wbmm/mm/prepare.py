@@ -123,6 +123,9 @@ def prepare_coco(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--classes", nargs="+", help="the classes that a configuration names; COCO's for COCO")
     parser.add_argument("--all", action="store_true", help="open every image, not a sample of them")
     parser.add_argument("--any-count", action="store_true", help="a part of COCO will do")
+    parser.add_argument(
+        "--boxes", action="store_true", help="own data: boxes alone are trained on, masks may be missing"
+    )
     parser.add_argument("--strict", action="store_true", help="objects that training would leave out are errors too")
     return run_command("prepare_coco", lambda: _prepare_coco(parser.parse_args(argv)))
 
@@ -139,7 +142,7 @@ def _prepare_coco(args: argparse.Namespace) -> int:
     for name, (annotations, folder) in (given or COCO_PARTS).items():
         classes = args.classes if given or args.classes else _coco_classes()
         report = check_annotations(
-            args.root / annotations, args.root / folder, classes, args.all, evaluated=name == "val"
+            args.root / annotations, args.root / folder, classes, args.all, name == "val", not args.boxes
         )
         if not given and not args.any_count and report.images != COCO_COUNTS[name]:
             raise ValueError(

@@ -4,6 +4,7 @@ import argparse
 import ast
 import difflib
 import inspect
+import json
 import os
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,13 +24,14 @@ from torch.utils.data import DataLoader
 from wbmm.data.loader import end_with_parent
 from wbmm.deploy.runtime import EXPORTED
 from wbmm.handler import is_out_of_memory
-from wbmm.machine import PRECISIONS, set_precision
+from wbmm.io.atomic import write_text
+from wbmm.machine import PRECISIONS, machine_facts, set_precision
 
 from .build import build_mm_model, load_mm_config, prepare_device
 from .check_data import check_detection_data, check_segmentation_data, follow_ignore_index
 from .exported import ExportedDetector, ExportedSegmentor
 from .loading import check_fits, check_load_from, prepare_resume, use_safe_reader
-from .mosaic import MosaicHook
+from .register import MosaicHook
 
 __all__ = [
     "MMRunner",
@@ -126,6 +128,7 @@ def add_test_arguments(parser: argparse.ArgumentParser, extra: str) -> None:
         "--fuse", nargs="?", const="compact", choices=("compact", "dense"), help="fuse the backbone after loading"
     )
     parser.add_argument("--show-dir", help="draw predictions into this folder")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the metrics, with what they are of")
 
 
 def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
@@ -179,6 +182,8 @@ def run_testing(extra: str, args: argparse.Namespace) -> dict:
     """Tests as the command line says; returns the metrics."""
     cfg = _configure(args, extra)
     cfg.load_from, cfg.resume = None, False
+    if args.json is not None:  # which is written at the end of a long test
+        args.json.parent.mkdir(parents=True, exist_ok=True)
     if args.show_dir:
         cfg.default_hooks.visualization.update(draw=True)
         cfg.visualizer.save_dir = args.show_dir
@@ -208,6 +213,11 @@ def run_testing(extra: str, args: argparse.Namespace) -> dict:
     how = "multi-scale with flips" if tta else "single scale"
     figures = ", ".join(f"{key} {value:.4g}" for key, value in metrics.items())
     print_log(f"{args.checkpoint}, {form} form, {how}: {figures}", logger="current")
+    if args.json is not None and runner.rank == 0:
+        images = len(runner.test_dataloader.dataset)
+        said = {"checkpoint": args.checkpoint, "form": form, "how": how, "images": images, "facts": machine_facts()}
+        numbers = {key: float(value) for key, value in metrics.items()}  # some are numpy's
+        write_text(args.json, json.dumps({"metrics": numbers, **said}, indent=1) + "\n")
     return metrics
 
 

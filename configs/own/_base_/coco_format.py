@@ -6,9 +6,10 @@ classes = ("thing",)  # names of the categories, in the file's order
 data_root = "data/custom/"
 train_json, train_images = "annotations/train.json", "train/"
 val_json, val_images = "annotations/val.json", "val/"
+masks = True  # False for boxes alone; `metrics` follows from it
 scale = (1333, 800)  # pictures are scaled into it, with their aspect ratio kept; in training by 0.75 to 1.25 more
 batch_size, workers = 4, 4
-max_epochs, milestones, warmup = 12, (8, 11), 200
+max_epochs, milestones, warmup, val_interval = 12, (8, 11), 200, 1
 lr, decay_rate = 1e-4, 0.8
 # Of the heads: channels of FPN and heads, RoIs an image, features of the box head, convolutions of the mask head.
 width, rois, box_features, mask_convs = 256, 512, 1024, 4
@@ -17,7 +18,7 @@ proposals = 1000
 
 train_pipeline = [
     dict(type="LoadImageFromFile"),
-    dict(type="LoadAnnotations", with_bbox=True, with_mask=True),
+    dict(type="LoadAnnotations", with_bbox=True, with_mask="$masks"),
     dict(type="RandomResize", scale="$scale", ratio_range=(0.75, 1.25), keep_ratio=True),
     dict(type="RandomFlip", prob=0.5),
     dict(type="PackDetInputs"),
@@ -25,7 +26,7 @@ train_pipeline = [
 test_pipeline = [
     dict(type="LoadImageFromFile"),
     dict(type="Resize", scale="$scale", keep_ratio=True),
-    dict(type="LoadAnnotations", with_bbox=True, with_mask=True),  # after Resize: they keep the image's size
+    dict(type="LoadAnnotations", with_bbox=True, with_mask="$masks"),  # after Resize: they keep the image's size
     dict(type="PackDetInputs", meta_keys=("img_id", "img_path", "ori_shape", "img_shape", "scale_factor")),
 ]
 train_dataloader = dict(
@@ -60,7 +61,7 @@ val_dataloader = dict(
     ),
 )
 test_dataloader = val_dataloader
-val_evaluator = dict(type="CocoMetric", ann_file="$val_json_path", metric=["bbox", "segm"])
+val_evaluator = dict(type="CocoMetric", ann_file="$val_json_path", metric="$metrics")
 test_evaluator = val_evaluator
 
 optim_wrapper = dict(
@@ -74,6 +75,6 @@ param_scheduler = [
     dict(type="LinearLR", start_factor=0.001, by_epoch=False, begin=0, end="$warmup"),
     dict(type="MultiStepLR", by_epoch=True, begin=0, end="$max_epochs", milestones="$milestones", gamma=0.1),
 ]
-train_cfg = dict(type="EpochBasedTrainLoop", max_epochs="$max_epochs", val_interval=1)
+train_cfg = dict(type="EpochBasedTrainLoop", max_epochs="$max_epochs", val_interval="$val_interval")
 val_cfg = dict(type="ValLoop")
 test_cfg = dict(type="TestLoop")

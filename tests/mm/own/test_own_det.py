@@ -8,8 +8,7 @@ import pytest
 from PIL import Image
 
 from wbmm import cli
-from wbmm.mm.own.det import add_arguments, choose_detector
-from wbmm.mm.own.objects import find_objects
+from wbmm.mm.own.det import add_arguments, choose_detector, find_objects
 
 
 def write(path, folder, names, categories=("cat", "dog"), mask=True):
@@ -74,19 +73,33 @@ def test_what_is_wrong_with_a_folder_is_said(tmp_path):
     write(tmp_path / "val.json", tmp_path / "images", ["a.jpg"], categories=("cat",))
     with pytest.raises(ValueError, match=r"has the categories cat, dog, .* has cat"):
         choose(tmp_path, "--data", tmp_path)
-    write(tmp_path / "train.json", tmp_path / "images", ["a.jpg", "b.jpg"], mask=False)
-    with pytest.raises(ValueError, match="has boxes and no masks"):
-        choose(tmp_path, "--data", tmp_path)
     shutil.rmtree(tmp_path / "images")
     with pytest.raises(ValueError, match=r"names the image a.jpg, which is neither in"):
         find_objects(tmp_path)
 
 
+def test_boxes_alone_get_a_detector_without_masks(tmp_path):
+    for part in ("train", "val"):
+        write(tmp_path / f"{part}.json", tmp_path / part, ["a.jpg", "b.jpg"], mask=False)
+    choices = choose(tmp_path, "--data", tmp_path)
+    assert choices.base == "wbmm::own/faster_rcnn.py"
+    assert any("boxes alone" in why for _, _, why in choices.rows)
+    assert choose(tmp_path, "--data", tmp_path, "--head", "cascade").base == "wbmm::own/cascade_rcnn.py"
+
+
+def test_masks_can_be_left_out(tmp_path):
+    for part in ("train", "val"):
+        write(tmp_path / f"{part}.json", tmp_path / part, ["a.jpg", "b.jpg"])
+    assert choose(tmp_path, "--data", tmp_path).base == "wbmm::own/mask_rcnn.py"
+    assert choose(tmp_path, "--data", tmp_path, "--boxes").base == "wbmm::own/faster_rcnn.py"
+
+
+@pytest.mark.parametrize("masks", [True, False])
 @pytest.mark.parametrize("head", ["mask-rcnn", "cascade"])
-def test_one_line_trains(tmp_path, capsys, head):
+def test_one_line_trains(tmp_path, capsys, head, masks):
     pytest.importorskip("mmdet")
     for part in ("train", "val"):
-        write(tmp_path / "data" / f"{part}.json", tmp_path / "data" / part, [f"{i}.jpg" for i in (1, 2)])
+        write(tmp_path / "data" / f"{part}.json", tmp_path / "data" / part, [f"{i}.jpg" for i in (1, 2)], mask=masks)
     narrow = ["model.backbone.dims=[8,16,32,64]", "workers=0", "width=8", "box_features=8", "rois=8", "proposals=8"]
     argv = ["train-det", "--data", tmp_path / "data", "--model", "wbmm_f", "--small-heads", "--epochs", "1"]
     argv += ["--batch", "2", "--head", head, "--work-dir", tmp_path / "run", "--cfg-options", *narrow]
@@ -95,3 +108,4 @@ def test_one_line_trains(tmp_path, capsys, head):
     assert "2: cat, dog" in out
     assert "wbmm detect" in out
     assert (tmp_path / "run" / "epoch_1.pth").is_file()
+    assert ("segm_mAP" in next((tmp_path / "run").glob("*/vis_data/scalars.json")).read_text()) is masks

@@ -9,10 +9,8 @@ from PIL import Image
 
 from tests.mm.shapes import write_shapes
 from wbmm import cli
-from wbmm.mm.own.labels import ClassList, read_classes, survey_masks
-from wbmm.mm.own.masks import find_masks
-from wbmm.mm.own.prepare_seg import prepare_seg
-from wbmm.mm.own.seg import add_arguments, choose_segmentor, number_labels
+from wbmm.mm.own.masks import ClassList, find_masks, read_classes, survey_masks
+from wbmm.mm.own.seg import add_arguments, choose_segmentor, number_labels, prepare_seg
 
 SIZE = (40, 24)
 

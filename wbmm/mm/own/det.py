@@ -1,28 +1,69 @@
-"""`wbmm train-det`: from a folder with annotations in COCO's format to a detector with masks."""
+"""`wbmm train-det`: from a folder with annotations in COCO's format to a detector, with masks if they have some."""
 
 import argparse
+import json
 import os
+import statistics
+from dataclasses import dataclass
 from pathlib import Path
 
+from wbmm.io.atomic import atomic_path
 from wbmm.text import some
 
+from ..coco import read_annotations
 from .config import Choices, add_shared_arguments, choose_start, choose_workers, train_on_own_data
-from .masks import typical_size
-from .objects import FoundObjects, find_objects, typical_object, write_split
+from .masks import split_names, typical_size
 
-__all__ = ["EXAMPLE", "add_arguments", "choose_detector", "run"]
+__all__ = [
+    "EXAMPLE",
+    "FoundObjects",
+    "add_arguments",
+    "choose_detector",
+    "find_objects",
+    "run",
+    "typical_object",
+    "write_split",
+]
 
 EXAMPLE = "wbmm train-det --data people --head mask-rcnn --model wbmm_t_dense"
 HEADS = {"mask-rcnn": "wbmm::own/mask_rcnn.py", "cascade": "wbmm::own/cascade_mask_rcnn.py"}
+HEADS_OF_BOXES = {"mask-rcnn": "wbmm::own/faster_rcnn.py", "cascade": "wbmm::own/cascade_rcnn.py"}
 SHORT, LONG = 800, 1333
 EPOCHS, BATCH = 12, 4
 SMALL_OBJECT = 48  # pixels: below, anchors of half the size
 SMALL_HEADS = {"width": 64, "rois": 64, "box_features": 256, "mask_convs": 2, "proposals": 200}
+DEEPEST = 2  # folders below the root
+LAYOUTS = "annotations/train.json and annotations/val.json, or one JSON file, with images in train and val, or images"
+PARTS = ("train", "val", "test")
+
+
+@dataclass
+class FoundObjects:
+    """What a folder holds.
+
+    Attributes:
+        json: the annotation file of each part, `train` and `val`; the same one where it is to be split.
+        images: the folder of the images of each part.
+        contents: of the files, `read_annotations` of each part.
+        split: names of images of each part, where one file holds both; None where files tell.
+        how: how the parts were told apart, in words.
+    """
+
+    json: dict[str, Path]
+    images: dict[str, Path]
+    contents: dict[str, dict]
+    split: dict[str, list[str]] | None
+    how: str
+
+    @property
+    def classes(self) -> list[str]:
+        return [str(category.get("name")) for category in self.contents["train"]["categories"]]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_shared_arguments(parser)
     parser.add_argument("--head", choices=HEADS, default="mask-rcnn", help="default: mask-rcnn")
+    parser.add_argument("--boxes", action="store_true", help="leave masks out: Faster R-CNN, or Cascade R-CNN")
     parser.add_argument("--epochs", type=int, default=EPOCHS, metavar="N", help=f"default: {EPOCHS}")
 
 
@@ -35,13 +76,15 @@ def run(args: argparse.Namespace) -> int:
 def choose_detector(args: argparse.Namespace, folder: Path) -> Choices:
     """Looks at the data, and chooses what the command line does not say."""
     found = find_objects(args.data)
-    _check_masks(found)
-    choices = Choices(HEADS[args.head])
+    _check_categories(found)
+    masks = not args.boxes and _has_masks(found)
+    choices = Choices((HEADS if masks else HEADS_OF_BOXES)[args.head])
     count = {
         part: len(found.split[part]) if found.split else len(found.contents[part]["images"]) for part in found.json
     }
     choices.rows.append(("images", f"{count['train']} to train, {count['val']} to validate", found.how))
-    choices.rows.append(("objects", _count_objects(found), "masks as polygons or run-length codes"))
+    kind = "masks as polygons or run-length codes" if masks else "boxes alone, so the detector gives no masks"
+    choices.rows.append(("objects", _count_objects(found), kind))
     choices.variables |= _places(found, args.data, folder)
     choices.variables["classes"] = tuple(found.classes)
     choices.rows.append(("classes", f"{len(found.classes)}: {some(found.classes, 4)}", "names of the categories"))
@@ -66,13 +109,12 @@ def choose_detector(args: argparse.Namespace, folder: Path) -> Choices:
     return choices
 
 
-def _check_masks(found: FoundObjects) -> None:
-    objects = found.contents["train"]["annotations"]
-    if objects and not any(entry.get("segmentation") for entry in objects):
-        raise ValueError(
-            f"{found.json['train']} has boxes and no masks (segmentation), which Mask R-CNN learns from: give masks, "
-            "or train mmdet's Faster R-CNN with a configuration of your own"
-        )
+def _has_masks(found: FoundObjects) -> bool:
+    """Whether any object has a mask. Then all must: training says which one has none."""
+    return any(entry.get("segmentation") for part in found.contents.values() for entry in part["annotations"])
+
+
+def _check_categories(found: FoundObjects) -> None:
     first, second = ([c.get("name") for c in found.contents[part]["categories"]] for part in ("train", "val"))
     if first != second:
         raise ValueError(f"{found.json['train']} has the categories {some(list(map(str, first)), 5)}, "
@@ -105,3 +147,98 @@ def _choose_scale(choices: Choices, found: FoundObjects, size: int | None) -> tu
     long = min(round(short * max(width, height) / min(width, height)), LONG)
     choices.choose("scale of pictures", f"the typical image is {width}x{height}", scale=(long, short))
     return long, short
+
+
+def find_objects(root: Path, held_back: float = 0.2) -> FoundObjects:
+    """Looks for annotations in COCO's format; what is missing is a `ValueError` that says which layouts are known.
+
+    Args:
+        root: the folder.
+        held_back: share of the images for validation, where one file holds all; drawn by their names.
+    """
+    if not root.is_dir():
+        raise ValueError(f"there is no folder {root}")
+    contents = {path: found for path in _json_files(root) if (found := _annotations(path)) is not None}
+    if not contents:
+        raise ValueError(f"no JSON file in COCO's format (images, annotations, categories) in {root}; known: {LAYOUTS}")
+    parts: dict[str | None, Path] = {}
+    for path in contents:
+        parts.setdefault(_part(path, root), path)
+    train = parts.get("train") or parts.get(None)
+    if train is None:
+        names = ", ".join(str(path.relative_to(root)) for path in contents)
+        raise ValueError(f"{root} has {names}, but nothing to train on; known: {LAYOUTS}")
+    val = parts.get("val") or parts.get("test")
+    split, how = None, ""
+    if val is None:
+        names = sorted(image["file_name"] for image in contents[train]["images"])
+        split, val = split_names(names, held_back), train
+        how = f"{len(split['val'])} of {len(names)} are held back for validation, drawn by their names"
+    files = {"train": train, "val": val}
+    how = how or f"{train.relative_to(root)} and {val.relative_to(root)}"
+    images = {part: _images_of(root, path, contents[path], part) for part, path in files.items()}
+    return FoundObjects(files, images, {part: contents[path] for part, path in files.items()}, split, how)
+
+
+def _json_files(root: Path) -> list[Path]:
+    found = []
+    for depth in range(DEEPEST + 1):
+        found += sorted(root.glob("*/" * depth + "*.json"))
+    # COCO itself has captions and keypoints beside its instances.
+    preferred = [path for path in found if path.name.startswith("instances")]
+    return preferred or found
+
+
+def _annotations(path: Path) -> dict | None:
+    try:
+        return read_annotations(path)
+    except ValueError:
+        return None
+
+
+def _part(path: Path, root: Path) -> str | None:
+    words = path.relative_to(root).with_suffix("").as_posix().lower().replace("-", "_").replace("/", "_").split("_")
+    return next((part for part in PARTS if any(word.startswith(part) for word in words)), None)
+
+
+def _images_of(root: Path, path: Path, contents: dict, part: str) -> Path:
+    """The folder in which the images of a file are, tried by the first of them."""
+    if not contents["images"]:
+        raise ValueError(f"{path}: there are no images in it")
+    first = contents["images"][0].get("file_name")
+    stem = path.stem.removeprefix("instances_")
+    names = dict.fromkeys([stem, part, "valid", "validation", "images", ".", "JPEGImages"])
+    bases = [root, root / "images", path.parent, path.parent.parent]
+    for folder in (base / name for base in bases for name in names):
+        if first and (folder / first).is_file():
+            return folder.resolve()
+    raise ValueError(f"{path} names the image {first}, which is neither in {root / part} nor in {root / 'images'}")
+
+
+def typical_object(found: FoundObjects, scale: tuple[int, int]) -> float:
+    """The median of the sides of objects (square roots of their boxes' areas), in pixels of the scaled images."""
+    contents = found.contents["train"]
+    factors = {}
+    for image in contents["images"]:
+        sides = (image.get("width") or 1, image.get("height") or 1)
+        factors[image["id"]] = min(max(scale) / max(sides), min(scale) / min(sides))
+    sides = [
+        (max(box[2], 0) * max(box[3], 0)) ** 0.5 * factors.get(annotation.get("image_id"), 1)
+        for annotation in contents["annotations"]
+        if isinstance(box := annotation.get("bbox"), list) and len(box) == 4
+    ]
+    return statistics.median(sides) if sides else 0.0
+
+
+def write_split(found: FoundObjects, folder: Path) -> dict[str, Path]:
+    """Writes an annotation file for each part of a split; returns them."""
+    files = {}
+    for part, names in found.split.items():
+        contents, chosen = found.contents[part], set(names)
+        images = [image for image in contents["images"] if image["file_name"] in chosen]
+        ids = {image["id"] for image in images}
+        objects = [entry for entry in contents["annotations"] if entry.get("image_id") in ids]
+        files[part] = (folder / f"{part}.json").absolute()
+        with atomic_path(files[part], force=True) as temporary:
+            temporary.write_text(json.dumps({**contents, "images": images, "annotations": objects}))
+    return files
