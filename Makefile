@@ -3,7 +3,8 @@ PYTHON ?= python3
 RUN = .venv/bin/python
 RUFF = PYTHON=$(PYTHON) bash scripts/setup_env.sh lint
 
-.PHONY: help env env-full demo test test-fast test-heavy test-gpu lint format zoo lock clean clean-env
+.PHONY: help env env-full demo test test-fast test-heavy test-gpu lint format notebooks docs docs-serve docs-demo zoo \
+	lock clean clean-env
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -30,6 +31,18 @@ test-heavy: env-full ## the checks that take long: training to an accuracy, many
 
 test-gpu: env-full ## tests and benchmarks for an NVIDIA GPU; writes gpu_check.txt
 	bash scripts/gpu_check.sh
+
+notebooks: env-full ## run the notebooks and keep their outputs
+	$(RUN) scripts/run_notebooks.py
+
+docs-demo: env ## build the page that runs in a browser into build/site/demo; needs npm
+	$(RUN) scripts/build_demo.py
+
+docs: env-full ## build the documentation site into build/site; warnings are errors
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
+
+docs-serve: env-full ## show the site on this machine, rebuilt as you write
+	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve
 
 zoo: env ## write the cards and tables of models/ from wbmm/zoo.yaml
 	$(RUN) tools/make_zoo.py

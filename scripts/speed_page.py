@@ -1,164 +1,238 @@
-"""Fills the tables of docs/speed.md from the CSV files of `wbmm bench` in docs/results/speed.
+"""Fills docs/speed.md and the picture of README.md from the CSV files of `wbmm bench` in docs/results.
 
-A table stands between `<!-- NAME -->` and `<!-- end -->`. With `--check`, nothing is written, and the exit status is 1
-if a table differs from the files.
+A block stands between `<!-- NAME -->` and `<!-- end -->`. What has not been measured yet says so. With `--check`,
+nothing is written, and the exit status is 1 if a block differs from the files.
 """
 
 import csv
+import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
-DOCS = Path(__file__).parents[1] / "docs"
-RESULTS = DOCS / "results" / "speed"
-DOCS_RESULTS = DOCS / "results"
-PAPER = DOCS.parent / "wbmm" / "bench" / "paper_models.csv"
-OURS = "wbmm_t:compact"
-# what is compared, and the other model of the ratio
-INFERENCE = (
-    ("fused WBMM-T over its reference implementation, fused", "wbmm_t:plain"),
-    ("over UniRepLKNet-T fused, reference implementation", "unireplknet_t:plain"),
-    ("over UniRepLKNet-T fused, in our layout", "unireplknet_t:compact"),
-    ("over timm's convnext_tiny", "convnext_tiny"),
-    ("over convnextv2_tiny", "convnextv2_tiny"),
-    ("over swin_tiny", "swin_tiny_patch4_window7_224"),
-    ("over inception_next_tiny", "inception_next_tiny"),
-)
-TRAINING = (
-    ("training step over the reference implementation", "wbmm_t:plain-training"),
-    ("over UniRepLKNet-T, reference implementation", "unireplknet_t:plain-training"),
-    ("over UniRepLKNet-T, in our layout", "unireplknet_t"),
-    ("over convnext_tiny", "convnext_tiny"),
-)
-# folder, pixels, batch, model, beside what
-SIZES = (
-    ("512", 512, 1, OURS, "convnext_tiny"),
-    ("512", 512, 1, OURS, "wbmm_t:plain"),
-    ("hier", 512, 1, "wbmm_t_hier:compact", "wbmm_t_dense:compact"),
-    ("hier", 512, 8, "wbmm_t_hier:compact", "wbmm_t_dense:compact"),
-    ("1024", 1024, 1, OURS, "convnext_tiny"),
-    ("1024", 1024, 1, OURS, "wbmm_t:plain"),
-    ("sizes", 224, 1, "wbmm_p:compact", "wbmm_p:plain"),
-    ("sizes", 224, 1, "wbmm_s:compact", "wbmm_s:plain"),
-    ("sizes", 224, 1, "wbmm_s:compact", "convnext_small"),
-)
-Rows = dict[tuple[str, int], dict[str, str]]
+ROOT = Path(__file__).parents[1]
+PAPER = ROOT / "wbmm" / "bench" / "paper_models.csv"
+MISSING = "Not measured yet: `bash scripts/measure_cpu.sh --only {}`."
+PRECISIONS = {"float32": "float32", "bfloat16": "bfloat16", "int8": "INT8 (OpenVINO)"}
+Row = dict[str, str]
+Lines = list[str]
 
 
-def read(name: str) -> Rows:
-    with (RESULTS / name).open(newline="", encoding="utf-8") as file:
-        return {(row["model"], int(row["batch"])): row for row in csv.DictReader(file)}
+def results() -> Path:
+    return ROOT / "docs" / "results"
 
 
-def ratio(rows: Rows, model: str, other: str, batch: int) -> str:
-    """Of medians, and of bests in brackets."""
-    one, two = rows[model, batch], rows[other, batch]
-    median, best = (float(one[key]) / float(two[key]) for key in ("images_per_s", "images_per_s_best"))
-    return f"{median:.2f}x ({best:.2f}x)"
+def read(*names: str) -> list[Row]:
+    """The rows of the first of these files that there is; empty if there is none."""
+    for name in names:
+        path = results() / name
+        if path.is_file():
+            with path.open(newline="", encoding="utf-8") as file:
+                return list(csv.DictReader(file))
+    return []
 
 
-def inference() -> list[str]:
-    rows = read("224/model.csv")
-    lines = ["| | batch 1 | batch 16 |", "| --- | ---: | ---: |"]
-    for what, other in INFERENCE:
-        one, sixteen = (ratio(rows, OURS, other, batch) for batch in (1, 16))
-        lines.append(f"| {what} | {one} | {sixteen} |")
-    return lines
+def lines_of(headers: Iterable[str], rows: Iterable[Iterable[str]], text_columns: int = 1) -> Lines:
+    headers = list(headers)
+    rules = ["---"] * text_columns + ["---:"] * (len(headers) - text_columns)
+    return [f"| {' | '.join(cells)} |" for cells in (headers, rules, *rows)]
 
 
-def training() -> list[str]:
-    rows = read("224/train.csv")
-    lines = ["| | batch 16 | peak memory of the other, MB |", "| --- | ---: | ---: |"]
-    for what, other in TRAINING:
-        peak = float(rows[other, 16]["peak_mb"])
-        lines.append(f"| {what} | {ratio(rows, 'wbmm_t', other, 16)} | {peak:.0f} |")
-    return [*lines, f"| WBMM-T itself | | {float(rows['wbmm_t', 16]['peak_mb']):.0f} |"]
+def measured(rows: list[Row]) -> Lines:
+    """Where, when and by which command."""
+    row = rows[0]
+    numbers = row.get("dtype") or "float32"
+    numbers = f"{numbers} by autocast" if row.get("autocast") == "True" else numbers
+    numbers = "" if "precision" in row and row["precision"] in PRECISIONS else f"{numbers}, "
+    where = f"{row['threads']} threads of {row['machine']}, {numbers}{row['date']}, torch {row['torch']}"
+    return ["", f"Measured: {where}; `{row['command']}`."]
 
 
-def sizes() -> list[str]:
-    lines = ["| px | batch | | ratio |", "| ---: | ---: | --- | ---: |"]
-    for folder, pixels, batch, model, other in SIZES:
-        found = ratio(read(f"{folder}/model.csv"), model, other, batch)
-        lines.append(f"| {pixels} | {batch} | `{model}` over `{other}` | {found} |")
-    return lines
+def speed(row: Row | None) -> str:
+    return "--" if row is None else f"{float(row['images_per_s']):.1f} ({float(row['ratio']):.2f}x)"
 
 
-def paper_cpu() -> list[str]:
+def peers() -> Lines:
+    """Every net with its published top-1, and its throughput in each precision."""
+    rows = read("cpu/peers.csv")
+    if not rows:
+        return [MISSING.format("peers")]
+    found = {(row["model"], row["precision"]): row for row in rows}
+    names = sorted({row["model"]: row for row in rows}.values(), key=lambda row: float(row["top1"]))
+    shown = [name for name in PRECISIONS if any(row["precision"] == name for row in rows)]
+    table = [
+        [f"`{row['model']}`", f"{float(row['top1']):.1f}", *(speed(found.get((row["model"], name))) for name in shown)]
+        for row in names
+    ]
+    heads = ["net", "top-1 %, published", *(f"{PRECISIONS[name]}, images/s" for name in shown)]
+    sources = sorted({row["top1_source"] for row in rows})
+    note = f"In brackets: ratios to `convnext_tiny` in the same precision. Top-1 from {', '.join(sources)}."
+    return [*pictures("results/cpu"), *lines_of(heads, table), "", note, *measured(rows)]
+
+
+def pictures(folder: str, most: int = 3) -> Lines:
+    """The pictures that there are, beside each other; `folder` as a page links to it."""
+    found = [name for name in PRECISIONS if (results() / "cpu" / f"peers-{name}.svg").is_file()][:most]
+    width = 100 // max(len(found), 2) - 1
+    tags = [
+        f'<img src="{folder}/peers-{name}.svg" width="{width}%" '
+        f'alt="ImageNet top-1 against images a second on a CPU, {PRECISIONS[name]}">'
+        for name in found
+    ]
+    return [*tags, ""] if tags else []
+
+
+def readme_picture() -> Lines:
+    tags = pictures("docs/results/cpu", most=2)
+    return tags[:-1] or ["The chart of throughput against accuracy has not been measured yet."]
+
+
+def runtimes() -> Lines:
+    """Runtime x precision x batch, ours and ConvNeXt-T."""
+    rows = read("cpu/runtime/runtime.csv")
+    if not rows:
+        return [MISSING.format("runtime")]
+    precisions = {"int8": "INT8", "bf16": "bfloat16"}
+    table = [
+        [precisions.get(row["model"].rpartition(", ")[2], "float32"), row["model"], row["batch"], speed(row)]
+        for row in rows
+    ]
+    heads = ("precision", "net and runtime", "batch", "images/s (ratio to convnext_tiny, same runtime and precision)")
+    return [*lines_of(heads, table, 2), *measured(rows)]
+
+
+def training() -> Lines:
+    """Training steps beside ConvNeXt, in float32 and under autocast, and of small nets."""
+    parts = [
+        rows
+        for files in (
+            ("cpu/training-float32/train.csv", "speed/224/train.csv"),
+            ("cpu/training-bfloat16/train.csv",),
+            ("cpu/training-small/train.csv",),
+        )
+        if (rows := read(*files))
+    ]
+    if not parts:
+        return [MISSING.format("training")]
+    table = [
+        [
+            f"`{row['model']}`",
+            f"{row.get('dtype') or 'float32'}{' autocast' if row.get('autocast') == 'True' else ''}",
+            row["height"],
+            row["batch"],
+            speed(row),
+            f"{float(row['peak_mb']):.0f}" if row.get("peak_mb") else "--",
+        ]
+        for rows in parts
+        for row in rows
+    ]
+    heads = ("net", "numbers", "px", "batch", "images/s (ratio to ConvNeXt)", "peak memory, MB")
+    return [*lines_of(heads, table, 2), *(line for rows in parts for line in measured(rows))]
+
+
+def sizes() -> Lines:
+    """Larger images, hierarchical windows and the smallest net."""
+    parts = [rows for name in ("cpu/512/model.csv", "cpu/small/model.csv") if (rows := read(name))]
+    if not parts:
+        return [MISSING.format("sizes")]
+    table = [
+        [f"`{row['model']}`", row["height"], row["batch"], f"{speed(row)}", f"`{row['over']}`"]
+        for rows in parts
+        for row in rows
+    ]
+    heads = ("net", "px", "batch", "images/s (ratio)", "ratio to")
+    return [*lines_of(heads, table), *(line for rows in parts for line in measured(rows))]
+
+
+def paper_cpu() -> Lines:
     """WBMM over UniRepLKNet on a CPU, both in the reference implementation and both in ours, beside the paper's."""
     printed = {
         (row["size"], row["net"], int(row["px"]), int(row["batch"])): float(row["images_per_s"])
         for row in csv.DictReader(PAPER.read_text(encoding="utf-8").splitlines())
         if row["machine"] == "i7-13700K"
     }
-    lines = ["| net, 224 px | batch | reference on both sides | ours on both sides | the paper's i7 |"]
-    lines.append("| --- | ---: | ---: | ---: | ---: |")
-    for name in ("cpu/model.csv", "speed/224/model.csv"):  # the preset's, where it was measured; then the older one
-        path = DOCS_RESULTS / name
-        rows = _at_224(path) if path.is_file() else {}
-        for size, batch in sorted({(m[5:6], b) for m, b in rows if m[:5] == "wbmm_" and m[6:] == ":plain"}):
-            cells = [
-                ratio(rows, f"wbmm_{size}:{form}", f"unireplknet_{size}:{form}", batch) for form in ("plain", "compact")
-            ]
-            paper = printed[size, "W", 224, batch] / printed[size, "UN", 224, batch]
-            lines.append(f"| {size.upper()} | {batch} | {cells[0]} | {cells[1]} | {paper:.2f}x |")
-        if rows:
-            break
-    return lines
+    rows = [row for row in read("cpu/model.csv", "speed/224/model.csv") if row["height"] == "224"]
+    if not rows:
+        return [MISSING.format("model")]
+    speeds = {(row["model"], int(row["batch"])): float(row["images_per_s"]) for row in rows}
+    table = []
+    for size, batch in sorted({(m[5:6], b) for m, b in speeds if m[:5] == "wbmm_" and m[6:] == ":plain"}):
+        found = [
+            speeds[f"wbmm_{size}:{form}", batch] / speeds[f"unireplknet_{size}:{form}", batch]
+            for form in ("plain", "compact")
+        ]
+        paper = printed.get((size, "W", 224, batch), 0) / printed.get((size, "UN", 224, batch), 1)
+        cells = [f"{ratio:.2f}x" if ratio else "--" for ratio in (*found, paper)]
+        table.append([size.upper(), str(batch), *cells])
+    heads = ("net, 224 px", "batch", "reference on both sides", "ours on both sides", "the paper's i7")
+    return [*lines_of(heads, table), *measured(rows)]
 
 
-def _at_224(path: Path) -> Rows:
-    with path.open(newline="", encoding="utf-8") as file:
-        found = [row for row in csv.DictReader(file) if row["height"] == "224"]
-    return {(row["model"], int(row["batch"])): row for row in found}
+def products() -> Lines:
+    """The product with 7x7 windows beside 14x14 ones that cover the same map, from `bench op`."""
+    rows = [row for row in read("cpu/op.csv") if row.get("images_per_s")]
+    speeds = {(row["model"], row["batch"], row["map"]): float(row["images_per_s"]) for row in rows}
+    table = []
+    for batch, side in sorted(
+        {(b, m) for name, b, m in speeds if name == "WBMM-C 14x14"}, key=lambda k: [*map(int, k)]
+    ):
+        names = ("WBMM-C 7x7", "WBMM-C 14x14", "WBMM 14x14 (onednn)", "DW-Std 13x13")
+        found = [speeds.get((name, str(batch), str(side))) for name in names]
+        cells = ["--" if value is None else f"{value:.4g}" for value in found]
+        table.append([f"{batch} x {side}x{side}", *cells])
+    if not table:
+        return [MISSING.format("op")]
+    heads = ("256 channels", "product, 7x7", "product, 14x14", "14x14 as convolutions", "13x13 depthwise convolution")
+    where = f"{rows[0]['threads']} threads of {rows[0]['machine']}, {rows[0]['date']}, torch {rows[0]['torch']}"
+    return [*lines_of(heads, table), "", f"Images/s, forward, {rows[0]['dtype']}. Measured: {where}; `wbmm bench op`."]
 
 
-def products() -> list[str]:
-    """The product with 7x7 windows beside 14x14 ones that cover the same map."""
-    with (RESULTS / "paths.csv").open(newline="", encoding="utf-8") as file:
-        times = {
-            row["model"]: float(row["first"].split()[1]) for row in csv.DictReader(file) if "product" in row["first"]
-        }
-    lines = ["| map of 320 channels | 7x7 windows, product | 14x14 windows, product | time of 14x14 over 7x7 |"]
-    lines.append("| --- | ---: | ---: | ---: |")
-    for count in (1, 4, 16, 64):
-        small, large = times[f"{4 * count} windows of 7x7"], times[f"{count} windows of 14x14"]
-        lines.append(f"| {count} x 14x14 | {small:.2f} ms | {large:.2f} ms | {large / small:.2f}x |")
-    return lines
+def profile(kind: str) -> Lines:
+    """Where the time goes, as the benchmark wrote it."""
+    rows = read(f"cpu/profile-{kind}/profile.csv", f"speed/profile/{kind}/profile.csv")
+    if not rows:
+        return [MISSING.format("profile")]
+    table = [[row["model"], f"{float(row['calls']):g}", f"{float(row['part']):.2f}"] for row in rows]
+    return [*lines_of(("operator", "calls", "share of the time"), table), *measured(rows)]
 
 
-def as_written(name: str) -> Callable[[], list[str]]:
-    """The table of a page that a benchmark wrote."""
-    return lambda: [line for line in (RESULTS / name).read_text(encoding="utf-8").splitlines() if line.startswith("|")]
-
-
-TABLES = {
-    "paper cpu": paper_cpu,
-    "products": products,
-    "inference": inference,
+BLOCKS: dict[str, Callable[[], Lines]] = {
+    "peers": peers,
+    "runtimes": runtimes,
     "training": training,
     "sizes": sizes,
-    "runtime": as_written("224/runtime.md"),
-    "profile openvino": as_written("profile/openvino/profile.md"),
-    "profile eager": as_written("profile/eager/profile.md"),
-    "profile training": as_written("profile/training/profile.md"),
+    "paper cpu": paper_cpu,
+    "products": products,
+    "profile openvino": partial(profile, "openvino"),
+    "profile eager": partial(profile, "eager"),
+    "profile training": partial(profile, "training"),
+    "picture": readme_picture,
 }
 
 
 def fill(text: str) -> str:
-    def block(found: re.Match) -> str:
-        return f"<!-- {found[1]} -->\n" + "\n".join(TABLES[found[1]]()) + "\n<!-- end -->"
+    """A page with its blocks filled; others than `BLOCKS` are left alone."""
 
-    return re.sub(r"<!-- ([a-z ]+) -->\n.*?<!-- end -->", block, text, flags=re.DOTALL)
+    def block(found: re.Match) -> str:
+        if found[1] not in BLOCKS:
+            return found[0]
+        return f"<!-- {found[1]} -->\n" + "\n".join(BLOCKS[found[1]]()) + "\n<!-- end -->"
+
+    return re.sub(r"<!-- (?!end )([a-z ]+) -->\n.*?<!-- end -->", block, text, flags=re.DOTALL)
 
 
 def main(argv: list[str]) -> int:
-    page = DOCS / "speed.md"
-    before = page.read_text(encoding="utf-8")
-    after = fill(before)
+    pages = [ROOT / "docs" / "speed.md", ROOT / "README.md"]
+    before = [page.read_text(encoding="utf-8") for page in pages]
+    after = [fill(text) for text in before]
     if "--check" in argv:
         return int(before != after)
-    page.write_text(after, encoding="utf-8")
+    for page, text in zip(pages, after, strict=True):
+        temporary = page.with_suffix(".new")
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, page)
     return 0
 
 

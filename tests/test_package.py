@@ -1,7 +1,9 @@
 """What the package promises as a whole: a quiet, light import and a wheel with `wbmm` only."""
 
+import importlib.util
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -57,7 +59,33 @@ def test_the_wheel_holds_wbmm_only(tmp_path):
     configs = [path for path in (ROOT / "configs").rglob("*") if path.suffix in (".yaml", ".py")]
     assert data | {f"wbmm/{path.relative_to(ROOT).as_posix()}" for path in configs} <= set(names)
     assert "wbmm/models/wbmm.py" in names
+    assert {"wbmm/py.typed", "wbmm/weights/wbmm_a.tiny50.safetensors"} <= set(names)
     assert not any("tests" in name for name in names)
+    check_metadata(wheel)
+
+
+def check_metadata(*files):
+    """As the package index would: the description renders, the fields are known."""
+    if importlib.util.find_spec("twine") is None:
+        return
+    command = [sys.executable, "-m", "twine", "--no-color", "check", "--strict", *map(str, files)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("PASSED") == len(files)
+
+
+def test_the_source_archive(tmp_path):
+    """It builds the same wheel: configs and weights are in it."""
+    pytest.importorskip("build")
+    command = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (archive,) = tmp_path.glob("wbmm-*.tar.gz")
+    with tarfile.open(archive) as file:
+        names = {name.partition("/")[2] for name in file.getnames()}
+    assert {"setup.py", "README.md", "LICENSE", "wbmm/py.typed", "models/wbmm_a.tiny50.safetensors"} <= names
+    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "configs").rglob("*.yaml")} <= names
+    check_metadata(archive)
 
 
 def test_configs_named_in_the_zoo_exist():

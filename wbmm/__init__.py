@@ -3,8 +3,16 @@
 import sys
 from importlib import import_module
 from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
 
 from .version import __version__
+
+if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
+    from . import models
+    from .io.files import load_model, load_weights, save_model
+    from .layers import HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
+    from .models.fuse import fuse
+    from .models.replace import replace_depthwise
 
 
 def _is_the_command() -> bool:
@@ -28,7 +36,7 @@ _NAMES = {
 }
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> Any:
     """The public names, imported at their first use."""
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

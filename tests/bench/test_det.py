@@ -1,15 +1,19 @@
 """`wbmm bench det`: the cost of a whole detector, beside the paper's."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 pytest.importorskip("mmdet")
 
+from mmdet.registry import MODELS
+from mmdet.utils import register_all_modules
 from mmengine.config import Config
 
 from wbmm import cli
-from wbmm.bench.det import PAPER, build, count
+from wbmm.bench.det import PAPER, OnGivenRois, build, count
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,3 +49,37 @@ def test_the_command(capsys):
     assert "| --" in out, "no figure of the paper at another size"
     assert cli.main(["bench", "det", "--cost", "--sizes", "8x8"]) == 1
     assert "at least 32" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rois_in_every_type(dtype):
+    """mmcv has no RoIAlign in bfloat16: it runs in float32, and heads get the type of the net."""
+    register_all_modules(init_default_scope=False)
+    seen = []
+
+    def extractor(side):
+        layer = {"type": "RoIAlign", "output_size": side, "sampling_ratio": 0}
+        kind = {"type": "SingleRoIExtractor", "out_channels": 2, "featmap_strides": [4]}
+        return MODELS.build(kind | {"roi_layer": layer})
+
+    heads = SimpleNamespace(
+        bbox_head=[seen.append],
+        mask_head=[seen.append],
+        bbox_roi_extractor=[extractor(7)],
+        mask_roi_extractor=[extractor(14)],
+    )
+    part = SimpleNamespace(max_per_img=3)
+    detector = SimpleNamespace(
+        test_cfg={"rpn": part, "rcnn": part},
+        backbone=lambda images: [images[:, :2, ::4, ::4]],
+        neck=lambda maps: maps,
+        rpn_head=lambda maps: None,
+        roi_head=heads,
+    )
+    images = torch.randn(2, 3, 64, 64)
+    OnGivenRois(detector)(images.to(dtype))
+    assert [tuple(part.shape) for part in seen] == [(6, 2, 7, 7), (6, 2, 14, 14)]
+    assert {part.dtype for part in seen} == {dtype}
+    OnGivenRois(detector)(images)
+    for one, two in zip(seen[:2], seen[2:], strict=True):
+        torch.testing.assert_close(one.float(), two, rtol=0.02, atol=0.02)

@@ -98,9 +98,25 @@ def test_the_activities_of_a_gpu_are_recorded(monkeypatch):
     assert seconds["aten::mm"] == 4.0
 
 
-def test_openvino_is_profiled_on_the_cpu_in_float32(capsys):
-    assert cli.main(["bench", "profile", "wbmm_a", "--runtime", "openvino", "--dtype", "bfloat16"]) == 1
-    assert "--dtype bfloat16: OpenVINO is profiled on the CPU in float32" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("argv", "kind"), [(["--dtype", "bfloat16"], "bf16"), (["--int8"], "I8")], ids=["bf16", "int8"]
+)
+def test_openvino_in_other_precisions(argv, kind, tmp_path):
+    pytest.importorskip("openvino")
+    if argv == ["--int8"]:
+        pytest.importorskip("nncf")
+    command = ["bench", "profile", "test_convnext", "--runtime", "openvino", *SMALL, *argv, "--out", str(tmp_path)]
+    assert cli.main(command) == 0
+    if kind == "I8":  # a processor without bf16 computes in float32 all the same
+        assert any(row["model"].endswith(("I8", "i8", "u8")) for row in read(tmp_path / "profile.csv"))
+    assert argv[0] in read(tmp_path / "profile.csv")[0]["command"]
+
+
+def test_what_openvino_is_not_profiled_in(capsys):
+    assert cli.main(["bench", "profile", "wbmm_a", "--runtime", "openvino", "--dtype", "float16"]) == 1
+    assert "--dtype float16: OpenVINO is profiled on the CPU in float32 or bfloat16" in capsys.readouterr().err
+    assert cli.main(["bench", "profile", "wbmm_a", "--int8"]) == 1
+    assert "--int8 is of --runtime openvino, not of eager" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("argv", [["wbmm_q"], ["wbmm_a", "--batch", "0"], ["wbmm_a", "--top", "0"], ["wbmm_a:odd"]])

@@ -280,3 +280,41 @@ def test_the_page_in_a_browser(report, browser, name, scheme, width, tmp_path):
     picture = page.screenshot(full_page=True, path=str(tmp_path / f"{name}.png"))
     assert len(picture) > 50_000
     context.close()
+
+
+def test_training_has_no_cached_matrix(tmp_path):
+    """And so no speed-up of it against the batch: the other curves are drawn."""
+    entries = [
+        Entry(
+            one.bench, one.cell | {"mode": "training"}, {k: v for k, v in one.results.items() if "-C" not in k}, *rest
+        )
+        if "map" in one.cell
+        else one
+        for one in op_entries()
+        for rest in [(one.facts, one.command)]
+    ]
+    assert cli.main(["bench", "report", str(write(tmp_path / "runs", entries)), "--out", str(tmp_path)]) == 0
+    names = [path.stem for path in (tmp_path / "figures").iterdir()]
+    assert any("throughput" in name for name in names)
+    assert not any(name.endswith("-batch") for name in names)
+
+
+def test_other_numbers_are_not_mixed_with_float32(tmp_path):
+    """Cells in bfloat16 have rows of their own, and neither the paper's figures nor its findings are put to them."""
+    half = {"dtype": "bfloat16", "autocast": True}
+    slower = [Entry(e.bench, e.cell | half, e.results, FACTS, "wbmm bench it") for e in net_entries(gain=0.5)]
+    folder = write(write(tmp_path / "runs", net_entries(gain=1.2)) / "half", slower).parent
+    both, alone = (build_blocks(load_runs([path])) for path in (folder, folder / "half"))
+    tables = [block for block in both if isinstance(block, Table)]
+    titles = [str(row[0]) for table in tables for row in table.rows]
+    assert "P, 224 px, batch 16" in titles
+    assert "P, 224 px, batch 16, bfloat16 autocast" in titles
+    verdicts = [[row[-1] for row in block.rows] for block in (tables[0],)]
+    assert verdicts == [[row[-1] for row in next(b for b in build(net_entries(gain=1.2), tmp_path)).rows]]
+    assert all("not measured" in " ".join(map(str, row)) for row in next(b for b in alone if isinstance(b, Table)).rows)
+
+
+def build(entries, folder):
+    """The tables of a report."""
+    runs = load_runs([write(folder / "only", entries)])
+    return [block for block in build_blocks(runs) if isinstance(block, Table)]

@@ -30,18 +30,43 @@ def rows(capsys, checkpoint, *argv):
 
 
 @pytest.mark.parametrize(
-    "names",
-    [["eager", "onnxruntime"], pytest.param(["eager", "compiled", "openvino", "int8"], marks=pytest.mark.heavy)],
-    ids=len,
+    ("names", "precisions", "ways"),
+    [
+        (["eager", "onnxruntime"], ["float32"], ["eager", "onnxruntime"]),
+        (["eager", "openvino"], ["float32", "bf16"], ["eager", "eager, bf16", "openvino", "openvino, bf16"]),
+        pytest.param(
+            ["eager", "compiled", "onnxruntime", "openvino"],
+            ["float32", "int8"],
+            ["eager", "compiled", "onnxruntime", "onnxruntime, int8", "openvino", "openvino, int8"],
+            marks=pytest.mark.heavy,
+        ),
+    ],
+    ids=["float32", "bf16", "int8"],
 )
-def test_every_runtime_has_its_row(checkpoint, capsys, names):
-    table = rows(capsys, checkpoint, "--batch", "1", "3", "--runtimes", *names)
-    wanted = ["test_convnext, eager", *names, *(["test_convnext, openvino"] if "openvino" in names else [])]
+def test_every_model_has_a_row_in_every_way(checkpoint, capsys, names, precisions, ways):
+    table = rows(capsys, checkpoint, "--batch", "1", "3", "--runtimes", *names, "--precisions", *precisions)
     for batch in ("1", "3"):
         found = {row[0]: row for row in table if row[1] == batch}
-        assert sorted(found) == sorted(wanted)
-        assert found["test_convnext, eager"][-2:] == ["1.00x", "1.00x"]
+        assert sorted(found) == sorted(
+            f"{model}, {way}" for model in ("narrow.safetensors", "test_convnext") for way in ways
+        )
+        assert all(found[f"test_convnext, {way}"][-2:] == ["1.00x", "1.00x"] for way in ways), "ratios are within a way"
         assert all(float(row[2]) > 0 for row in found.values())
+
+
+def test_accuracy_and_agreement_on_images(files, images, tmp_path, capsys):
+    net = str(files["compact"])
+    command = ["bench", "runtime", net, "--baseline", net, "--runtimes", "openvino", "--batch", "1"]
+    command += ["--precisions", "float32", "bf16", "int8", "--rounds", "2", "--data", str(images), "--n", "16"]
+    assert cli.main([*command, "--images", "24", "--out", str(tmp_path)]) == 0
+    with (tmp_path / "runtime.csv").open(newline="") as file:
+        found = {row["computed_in"]: row for row in csv.DictReader(file)}
+    assert float(found["float32"]["agreement"]) == 100
+    assert {row["images"] for row in found.values()} == {"24"}
+    assert all(float(row["agreement"]) >= 80 and float(row["accuracy"]) > 50 for row in found.values())
+    page = (tmp_path / "runtime.md").read_text()
+    assert "same top-1 as float32, %" in page
+    assert str(images) not in page
 
 
 def test_files(checkpoint, tmp_path, capsys, monkeypatch):
@@ -51,13 +76,13 @@ def test_files(checkpoint, tmp_path, capsys, monkeypatch):
     rows(capsys, checkpoint, "--batch", "2", "--runtimes", "eager", "--limit", "--out", str(out))
     with (out / "runtime.csv").open(newline="") as file:
         found = {row["model"]: row for row in csv.DictReader(file)}
-    assert set(found) == {"test_convnext, eager", "eager"}
-    eager = {key: float(found["eager"][key]) for key in ("share", "gmacs", "images_per_s", "limit_gmacs_per_s")}
-    share = eager["gmacs"] * eager["images_per_s"] / eager["limit_gmacs_per_s"]
-    assert eager["share"] == pytest.approx(share, rel=1e-4)
+    assert set(found) == {"test_convnext, eager", "narrow.safetensors, eager"}
+    eager = found["narrow.safetensors, eager"]
+    values = {key: float(eager[key]) for key in ("share", "gmacs", "images_per_s", "limit_gmacs_per_s")}
+    share = values["gmacs"] * values["images_per_s"] / values["limit_gmacs_per_s"]
+    assert values["share"] == pytest.approx(share, rel=1e-4)
     assert share > 0
-    assert "| runtime |" in (out / "runtime.md").read_text()
-    assert found["eager"]["command"].endswith("--runtimes eager --batch 2 --size 56 56 --rounds 2 --limit")
+    assert eager["command"].endswith("--precisions float32 --batch 2 --size 56 56 --rounds 2 --limit")
 
 
 def test_what_cannot_be_measured(checkpoint, capsys):
@@ -72,15 +97,29 @@ def providers(monkeypatch, *names):
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: list(names))
 
 
+def ways(asked, setting, *precisions):
+    return [str(way) for way in runtime.choose_ways(asked, precisions or ["float32"], setting)]
+
+
 def test_the_runtimes_of_a_device(monkeypatch):
-    assert runtime.choose_runtimes(None, CPU) == ["eager", "compiled", "onnxruntime", "openvino", "int8"]
-    assert runtime.choose_runtimes(None, Setting(dtype="bfloat16")) == ["eager", "compiled"]
+    assert ways(None, CPU) == ["eager", "compiled", "onnxruntime", "openvino"]
+    assert ways(None, Setting(dtype="bfloat16")) == ["eager", "compiled"]
     providers(monkeypatch, "CPUExecutionProvider")
-    assert runtime.choose_runtimes(None, GPU) == ["eager", "compiled"]
+    assert ways(None, GPU) == ["eager", "compiled"]
     providers(monkeypatch, "TensorrtExecutionProvider", "CUDAExecutionProvider")
-    assert runtime.choose_runtimes(None, GPU) == ["eager", "compiled", "onnxruntime", "tensorrt"]
-    assert runtime.choose_runtimes(None, Setting("cuda", precision="ieee")) == ["eager", "compiled", "onnxruntime"]
-    assert runtime.choose_runtimes(["openvino"], GPU) == ["openvino"], "OpenVINO has to be asked for there"
+    assert ways(None, GPU) == ["eager", "compiled", "onnxruntime", "tensorrt"]
+    assert ways(None, Setting("cuda", precision="ieee")) == ["eager", "compiled", "onnxruntime"]
+    assert ways(["openvino"], GPU) == ["openvino"], "OpenVINO has to be asked for there"
+
+
+def test_the_precisions_of_a_runtime(capsys):
+    assert ways(None, CPU, "bf16", "int8") == [
+        *("eager, bf16", "compiled, bf16", "onnxruntime, int8", "openvino, bf16", "openvino, int8")
+    ]
+    assert ways(["onnxruntime"], CPU, "float32", "bf16") == ["onnxruntime"]
+    assert "left out: onnxruntime, bf16: ONNX Runtime has no bf16 on a CPU" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="--runtimes eager: INT8 needs openvino or onnxruntime"):
+        ways(["eager"], CPU, "int8")
 
 
 @pytest.mark.parametrize(
@@ -97,17 +136,12 @@ def test_the_runtimes_of_a_device(monkeypatch):
 )
 def test_runtimes_that_cannot_compute_so(name, setting, reason):
     with pytest.raises(ValueError, match=f"--runtimes {name}: {reason}"):
-        runtime.choose_runtimes([name], setting)
+        ways([name], setting)
 
 
-def test_openvino_stays_on_the_cpu(monkeypatch, tmp_path):
-    opened = []
-    monkeypatch.setattr(runtime, "open_runner", lambda *args: opened.append(args) or len)
-    monkeypatch.setattr(runtime, "torch_call", lambda *args: len)
-    files = {("", "openvino"): tmp_path / "a.xml"}
-    calls = runtime._calls({"": None, "base, ": None}, ["openvino"], files, (1, 3, 8, 8), GPU)
-    assert list(calls) == ["base, eager", "openvino, on the CPU"]
-    assert opened == [(tmp_path / "a.xml",)]
+def test_openvino_stays_on_the_cpu():
+    assert runtime._label("net", runtime.Way("openvino", "bf16"), GPU) == "net, openvino, bf16, on the CPU"
+    assert runtime._label("net", runtime.Way("openvino", "float32"), CPU) == "net, openvino"
 
 
 class Session:
@@ -146,6 +180,6 @@ def test_progress_is_printed(checkpoint, capsys, monkeypatch):
     command = ["bench", "runtime", checkpoint, "--baseline", "test_convnext", "--size", "56", "56", "--rounds", "2"]
     assert cli.main([*command, "--runtimes", "onnxruntime", "--batch", "1"]) == 0
     said = capsys.readouterr().err
-    assert "exporting .onnx" in said
-    assert "batch 1: test_convnext, eager, onnxruntime" in said
+    assert "exporting wbmm_a, 56x56, .onnx" in said
+    assert "batch 1: narrow.safetensors, onnxruntime; test_convnext, onnxruntime" in said
     assert "batch 1, rounds: 3 of 4" in said

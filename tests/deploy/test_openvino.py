@@ -15,7 +15,7 @@ from tests.fixtures.tiny import tiny
 from tests.helpers import randomize
 from wbmm.deploy.export import export_model, to_openvino
 from wbmm.deploy.export.graph import ConvolvedMixer, OpaqueMixer, opaque_convolution
-from wbmm.deploy.export.to_openvino import MapNorm, rewrite_for_openvino
+from wbmm.deploy.export.to_openvino import MapNorm, WindowBlock, rewrite_for_openvino
 from wbmm.deploy.runtime import open_runner
 from wbmm.deploy.runtime import openvino as openvino_runtime
 from wbmm.layers import FullConnection2d, FusedWBMM2d
@@ -93,6 +93,36 @@ def test_the_graph_has_convolutions_for_windows_and_linears(path):
     assert "MVN" not in kinds
     assert kinds.count("Convolution") == 5 + 2 * 4
     assert kinds.count("MatMul") == 2 * 4 + 1, "those of squeeze and excitation, and the classifier"
+
+
+@pytest.mark.parametrize(("size", "batch"), [((14, 21), 2), ((14, 14), 1), ((9, 12), 2), ((7, 7), 1)])
+def test_blocks_that_cut_windows(size, batch):
+    """In float64, where nothing but the rewrite could differ; a single window is not cut."""
+    block = fuse(tiny("wbmm_a").stages[0].blocks)[0].double()
+    x = torch.randn(batch, block.ffn.fc1.in_features, *size, dtype=torch.float64)
+    expected = block(x)
+    rewritten = rewrite_for_openvino(nn.Sequential(block))
+    assert type(rewritten[0]) is WindowBlock
+    torch.testing.assert_close(rewritten(x), expected, rtol=1e-10, atol=1e-10)
+
+
+def test_the_graph_moves_no_axis_of_windows(path):
+    nodes = openvino.Core().read_model(path).get_ordered_ops()
+    perms = [list(node.input_value(1).get_node().get_data()) for node in nodes if node.get_type_name() == "Transpose"]
+    assert perms
+    assert all(perm in ([0, 2, 3, 1], [0, 3, 1, 2]) for perm in perms), "the rest would copy the map"
+
+
+def test_a_file_in_bf16(path, net):
+    """On a processor without bf16 OpenVINO computes in float32 all the same."""
+    runner = open_runner(path, precision="bf16")
+    x = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        expected = net(x)
+    assert runner.name == "OpenVINO, bf16"
+    torch.testing.assert_close(runner(x), expected, rtol=0.1, atol=0.1 * expected.abs().max().item())
+    with pytest.raises(ValueError, match="precision 'bf16' is for OpenVINO files"):
+        open_runner("wbmm_a", precision="bf16")
 
 
 @pytest.mark.parametrize("name", ["wbmm_a", "wbmm_a_hier"])

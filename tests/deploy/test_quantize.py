@@ -17,7 +17,7 @@ from wbmm.deploy.quantize import convert as conversion
 from wbmm.deploy.quantize.calibrate import read_calibration
 from wbmm.deploy.quantize.choose import Layer, LayerChoice, choose_layers, match_layers
 from wbmm.deploy.quantize.convert import BACKENDS, QuantizeError, convert_precision
-from wbmm.deploy.runtime import open_runner
+from wbmm.deploy.runtime import open_runner, read_openvino
 
 SUFFIX = {"onnx": ".onnx", "openvino": ".xml"}
 # The model has blocks D, W, WD, W, a stem of two convolutions, three of downsampling, and a classifier.
@@ -45,7 +45,20 @@ def backend(request, files, card):
 def int8(backend, calibration, tmp_path_factory):
     """A file in INT8 with every layer quantised."""
     output = tmp_path_factory.mktemp("int8") / f"model{backend.suffix}"
-    return convert_precision(backend, "int8", output, calibration, target=0)
+    return convert_precision(backend, "int8", output, calibration, [], target=0)
+
+
+def test_what_int8_makes_no_faster_stays_in_float(files, calibration, tmp_path):
+    """Of OpenVINO's file every depthwise convolution and gate; the linears are fenced off from their shortcuts."""
+    backend = BACKENDS["openvino"](files["openvino"], open_runner(files["openvino"]).card)
+    result = convert_precision(backend, "int8", tmp_path / "model.xml", calibration, target=0)
+    groups = {layer.name: layer.group for layer in result.layers}
+    assert {groups[name] for name in result.choice.keep} == set(backend.float_groups)
+    assert len(result.choice.keep) == sum(GROUPS[group] for group in backend.float_groups)
+    kinds = Counter(node.get_type_name() for node in read_openvino(result.path).get_ordered_ops())
+    assert kinds["Maximum"] == GROUPS["reduce"]
+    # One for each input; weights are stored as integers.
+    assert kinds["FakeQuantize"] == sum(GROUPS[group] for group in ("convolution", "expand", "reduce", "head"))
 
 
 def test_layers_are_grouped_by_what_they_do(backend):

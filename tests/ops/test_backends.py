@@ -21,6 +21,7 @@ from wbmm.layers import (
 from wbmm.ops import BACKENDS, dispatch, reference, use_backend, windowed
 from wbmm.ops.backends.onednn import linear
 from wbmm.ops.backends.tiled import LARGE_MATRIX
+from wbmm.ops.profile import Profile, Thresholds, use_profile
 
 # None: the automatic choice. Triton's kernels need a GPU or their interpreter: `backends/triton` runs them.
 NAMES = [None, *(backend.name for backend in BACKENDS if backend.name != "triton")]
@@ -450,3 +451,16 @@ def test_the_reference_holds_any_combination():
     with use_backend("tiled"), pytest.raises(ValueError, match="holds the matrix itself"):
         windowed(x, [matrix], (7, 7))
     assert "reference" not in NAMES, "it comes last, and is none of them"
+
+
+def test_written_out_passes_from_the_profiles_rows_on():
+    many = Thresholds(ffn_training_rows=10**6, windowed_training_rows=10**6)
+    for name, operator in (("one table", "windowed"), ("ffn", "gated_ffn")):
+        for profile, expected in ((Profile(), "onednn"), (Profile(float32=many), "reference")):
+            taken = {}
+            with (
+                use_profile(profile),
+                dispatch.watch(lambda op, backend, _, taken=taken: taken.setdefault(op, backend)),
+            ):
+                make(name)(a_map())
+            assert taken[operator] == expected

@@ -109,6 +109,27 @@ def test_counts_times_and_trains(capsys, monkeypatch):
     assert "holds a run of another recipe" in capsys.readouterr().err
 
 
+def test_speed_again_and_accuracy_kept_with_its_date(monkeypatch, capsys):
+    assert table("toy", "--keep-trained", "--out", "pages") == 1
+    assert "has no small-scale accuracy to keep" in capsys.readouterr().err
+    assert table("toy", "--rows", "wbmm", "--no-speed", *TRAIN, "--runs", "somewhere", "--out", "pages") == 0
+    page = Path("pages/toy.md")
+    assert "somewhere" not in page.read_text(), "where the runs are changes no figure"
+    page.write_text(page.read_text().replace("Measured: ", "Measured: long ago, "))
+    before = sheet(Path("pages/toy.csv"))["wbmm"]
+    monkeypatch.setattr(Setting, "time", lambda self, calls, *_, **__: dict.fromkeys(calls, Timing((1.0,))))
+    again = ["toy", "--rows", "wbmm", "--batch", "1", "--train-batch", "2", "--keep-trained", "--out", "pages"]
+    for _ in range(2):  # kept once more, it is the same section
+        assert table(*again) == 0
+        text, after = page.read_text(), sheet(Path("pages/toy.csv"))["wbmm"]
+        assert text.count("These accuracies are of an earlier run than the speed above. Measured: long ago, ") == 1
+        assert text.count("long ago") == 1, "the speed has a date of its own"
+        assert "wbmm table toy --rows wbmm --no-speed --train" in text
+        assert text.index("## Speed") < text.index("## Small-scale accuracy")
+        assert after["small_top1_seeds"] == before["small_top1_seeds"]
+        assert float(after["training_images_per_s"]) == 2
+
+
 def test_each_row_in_its_best_layout(monkeypatch):
     """WBMM is made the faster in one format, the convolution in the other."""
     seconds = {("wbmm", "nchw"): 2.0, ("wbmm", "channels_last"): 1.0, ("dw5", "nchw"): 3.0, ("dw5", "channels_last"): 4}
@@ -196,6 +217,7 @@ def test_other_files_are_not_overwritten(capsys):
         (["toy", "--batch", "4", "0"], "--batch [4, 0]: expected 1 or more"),
         (["toy", "--seeds", "2"], "--seeds is for training: say --train RECIPE as well"),
         (["toy", "--train", "cifar"], "no recipe 'cifar'"),
+        (["toy", "--keep-trained"], "--keep-trained takes the accuracy from the page in --out"),
     ],
 )
 def test_bad_input(arguments, message, capsys):

@@ -23,7 +23,10 @@ EXAMPLE = "wbmm bench det --cost --models t s --backbones unireplknet 7x7 hier"
 HEADERS = ("backbone", "params M", "fused M", "paper", "FLOPs G", "paper", "backbone G", "FPN, RPN", "boxes", "masks")
 SIZE = (800, 1280)  # where the paper counts FLOPs
 BASELINE = "unireplknet"
-NOTE = "Cascade Mask R-CNN, 80 classes, fused, eager, with RoIAlign on a fixed number of boxes and without suppression"
+NOTE = (
+    "Cascade Mask R-CNN, 80 classes, fused, eager, with RoIAlign (in float32 always) on a fixed number of boxes and "
+    "without suppression"
+)
 CONFIG = "configs/coco/{}_cascade-mask-rcnn_8xb2-3x_coco.py"
 # The paper's parameters (M) and FLOPs (G) of the whole detector, from its table of COCO.
 PAPER = load_dense_tables()["coco"].costs()
@@ -107,10 +110,11 @@ class OnGivenRois(OnFixedRois):
     def forward(self, images: Tensor) -> None:
         maps = [part.contiguous() for part in self.neck(self.backbone(images))]  # mmcv's operators read NCHW memory
         self.rpn_head(maps)
-        boxes, masks = (_spread(images, count) for count in (self.boxes, self.masks))
+        dtype, maps = maps[0].dtype, [part.float() for part in maps]  # mmcv has no RoIAlign in bfloat16
+        boxes, masks = (_spread(images.float(), count) for count in (self.boxes, self.masks))
         for i, (box_head, mask_head) in enumerate(zip(self.bbox_head, self.mask_head, strict=True)):
-            box_head(self.box_extractors[i](maps[: self.box_extractors[i].num_inputs], boxes))
-            mask_head(self.mask_extractors[i](maps[: self.mask_extractors[i].num_inputs], masks))
+            box_head(self.box_extractors[i](maps[: self.box_extractors[i].num_inputs], boxes).to(dtype))
+            mask_head(self.mask_extractors[i](maps[: self.mask_extractors[i].num_inputs], masks).to(dtype))
 
 
 def _spread(images: Tensor, count: int) -> Tensor:

@@ -14,15 +14,12 @@ from pathlib import Path
 
 import torch
 
-from wbmm.deploy.export import export_model
-from wbmm.deploy.quantize.with_onnx import Onnx
-from wbmm.deploy.quantize.with_openvino import OpenVino
 from wbmm.deploy.runtime import open_runner
 from wbmm.extras import need
 
 from .log import Cell, Entry, Result, RunLog, plan_text, run_cells
-from .results import Record, check_out, present, say, speed_record, typed_argv
-from .runtime import CALIBRATION, PAUSE_S, PROVIDERS, fused_with_card, onnx_call, open_named, torch_call
+from .results import Record, check_out, present, speed_record, typed_argv
+from .runtime import FORMATS, PAUSE_S, PROVIDERS, converted_file, fused_with_card, onnx_call, open_named, torch_call
 from .setting import Setting
 from .speed import QUICK, SIZES, net_of, paper_model_speeds
 
@@ -128,20 +125,9 @@ def _folder() -> tempfile.TemporaryDirectory:
 @lru_cache
 def _file(name: str, runtime: str, side: int) -> Path:
     """The exported and converted file of a net, with a dynamic batch size."""
-    folder, kind = Path(_folder().name), OpenVino if runtime.startswith("openvino") else Onnx
-    path = folder / f"{name}-{side}{kind.suffix}"
-    target = folder / f"{name}-{side}-{runtime}{kind.suffix}"
-    model = fused_with_card(open_named(name))
-    if not path.exists():
-        say(f"exporting {name}, {side} px, {kind.suffix}")
-        export_model(model, path, model.card, size=(side, side), dynamic_batch=True)
-    file = kind(path, model.card)
-    say(f"converting {name}, {side} px: {runtime}")
-    if runtime.endswith("int8"):
-        file.quantize(torch.randn(CALIBRATION, 3, side, side), set(), target)
-    else:
-        file.convert("fp16", target)
-    return target
+    engine, precision = runtime.split("-")
+    path = Path(_folder().name) / f"{name}-{side}"
+    return converted_file(fused_with_card(open_named(name)), FORMATS[engine], precision, (side, side), path)
 
 
 def _records(entry: Entry) -> list[Record]:

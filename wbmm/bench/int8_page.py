@@ -16,24 +16,30 @@ from wbmm.deploy.quantize.choose import GROUPS, LayerChoice
 from wbmm.deploy.quantize.convert import BACKENDS, convert_precision, float_file
 from wbmm.handler import run_command
 from wbmm.io.atomic import write_text
+from wbmm.io.files import run_checkpoint
 from wbmm.io.reader import safe_load
 from wbmm.machine import processor, versions
 from wbmm.text import render_table
 
+from .results import data_name
+
 FORMATS = ("openvino", "onnx")
 DEFAULTS = {"n": 128, "limit": None}
+FOLDERS = {"source": "folder", "train_split": "train", "val_split": "val"}
+BF16 = "OpenVINO, BF16"
 
 FORM_HEADERS = (
     *("model, data", "form", "MB", "top-1 of each run, %", "mean", "same top-1 as PyTorch FP32, %"),
     *("noise of the logits, %", "kept in float", "speed to the same runtime's FP32"),
 )
 
-PROSE = """# INT8 and FP16, measured
+PROSE = """# INT8, BF16 and FP16, measured
 
 The paper claims that WBMM is compatible with INT8. This page is what came out on models trained here, for better or
-worse. Every form of each run is evaluated on {images}; INT8 is post-training, static and per channel
+worse. Every form is evaluated on {images}; INT8 is post-training, static and per channel
 (OpenVINO by NNCF, ONNX by ONNX Runtime's quantiser), calibrated on {n} training images. Layers stay in float as
-`wbmm quantize` decides. *Noise* is the difference of the logits from PyTorch's in FP32, relative to their spread over
+`wbmm quantize` decides; in OpenVINO, depthwise convolutions and gates always do. BF16 is the FP32 file, computed with
+OpenVINO's precision hint. *Noise* is the difference of the logits from PyTorch's in FP32, relative to their spread over
 the classes. *7-bit weights* are the default, safe on processors without VNNI; *8-bit* is `--full-range`. Speed is at
 batch 1, the median of interleaved rounds, as a ratio to the same runtime in FP32 in the same rounds.
 """
@@ -51,7 +57,8 @@ class TrainedRun:
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tools/int8_report.py", description=__doc__)
-    parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs of `wbmm train`")
+    parser.add_argument("runs", nargs="+", type=Path, help="folders of finished runs, or with --data checkpoints")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="images in folders train and val, in place of a run's")
     parser.add_argument("--n", type=int, default=DEFAULTS["n"], help="images to calibrate on")
     parser.add_argument("--limit", type=int, help="images to evaluate on (default: all)")
     parser.add_argument("--rounds", type=int, default=50, help="of the timing")
@@ -67,19 +74,20 @@ def _write_report(args: argparse.Namespace) -> None:
 
 def examine(folder: Path, args: argparse.Namespace) -> TrainedRun:
     """Converts the last checkpoint of a run to every form and measures them beside each other."""
-    checkpoint = folder / "last.pt"
-    data = safe_load(checkpoint)["config"]["data"]
+    checkpoint = run_checkpoint(folder) if args.data else folder / "last.pt"
+    data = {"root": args.data, **FOLDERS} if args.data else safe_load(checkpoint)["config"]["data"]
     with tempfile.TemporaryDirectory() as place:
         path, card = float_file(checkpoint, "safetensors", Path(place))
         labelled = match_classes(card, open_labelled(card, data["root"], data["source"], data["val_split"]))
         root = data["root"] and Path(data["root"])
         calibration = read_calibration(card, root, data["source"], data["train_split"], args.n)
         run = TrainedRun(card.model, Path(data["root"]).name if data["root"] else data["source"])
-        files = {"PyTorch, FP32": path}
+        files: dict[str, Path] = {"PyTorch, FP32": path}
         for format in FORMATS:
             _convert_all(checkpoint, format, Path(place), calibration, files, run)
         images = ComparisonImages(no_more_than(labelled, args.limit), calibration.others)
-        measured = measure_files(list(files.values()), images, rounds=args.rounds)
+        precisions = ["bf16" if form == BF16 else "f32" for form in files]
+        measured = measure_files(list(files.values()), images, rounds=args.rounds, precisions=precisions)
     run.forms = dict(zip(files, measured, strict=True))
     print(f"{folder}: " + ", ".join(f"{form} {item.top1:.2f}" for form, item in run.forms.items()), flush=True)
     return run
@@ -91,6 +99,8 @@ def _convert_all(
     path, card = float_file(checkpoint, format, place)
     cls = BACKENDS[format]
     files[f"{cls.runtime}, FP32"] = path
+    if format == "openvino":
+        files[BF16] = path
     wanted = {
         "FP16": (cls(path, card), "fp16"),
         "INT8, 7-bit weights": (cls(path, card), "int8"),
@@ -110,7 +120,8 @@ def page(runs: list[TrainedRun], args: argparse.Namespace) -> str:
         groups.setdefault(f"{run.model}, {run.data}", []).append(run)
     rows = [_row(name, form, members) for name, members in groups.items() for form in members[0].forms]
     used = versions("openvino", "nncf", "onnxruntime")
-    changed = "".join(f" --{key} {getattr(args, key)}" for key in DEFAULTS if getattr(args, key) != DEFAULTS[key])
+    changed = f" --data {data_name(args.data)}" if args.data else ""
+    changed += "".join(f" --{key} {getattr(args, key)}" for key in DEFAULTS if getattr(args, key) != DEFAULTS[key])
     images = (
         f"{args.limit} images of the validation set (or all, if there are fewer)" if args.limit else "the whole set"
     )
@@ -119,7 +130,7 @@ def page(runs: list[TrainedRun], args: argparse.Namespace) -> str:
         "## What each group of layers costs\n\n"
         "Quantised by itself (7-bit weights), everything else in float; noise of the logits in per cent, the mean of "
         f"the runs.\n\n{_sensitivity(groups)}\n\n"
-        f"MeasuredFile: {_processor_for_int8()}, {date.today().isoformat()}; "
+        f"Measured: {_processor_for_int8()}, {date.today().isoformat()}; "
         + ", ".join(f"{name} {version}" for name, version in used.items())
         + f".\n\n```sh\npython tools/int8_report.py {' '.join(map(str, args.runs))}{changed}\n```\n"
     )

@@ -25,7 +25,7 @@ from .limit import LIMITS, measure_limits
 from .log import Cell, Entry, Result, RunLog, add_log_arguments, plan_text, run_cells
 from .operators import BASELINE, DTYPES, LAYOUTS, MODES, Case, Operator, operators, paper_figures
 from .results import Record, to_csv
-from .setting import Setting
+from .setting import Setting, dtype_name
 
 __all__ = ["measure", "plan", "records", "run"]
 
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, nargs="+", help=f"default: {' '.join(map(str, BATCHES))}")
     parser.add_argument("--map", type=int, nargs="+", help=f"sides of the maps; default: {' '.join(map(str, MAPS))}")
     parser.add_argument("--channels", type=int, default=CHANNELS)
-    parser.add_argument("--dtype", nargs="+", choices=DTYPES, default=["float32"])
+    parser.add_argument("--dtype", nargs="+", type=dtype_name, choices=DTYPES, default=["float32"])
     parser.add_argument("--layout", nargs="+", choices=LAYOUTS, default=["nchw"])
     parser.add_argument("--mode", nargs="+", choices=MODES, default=["forward"], help="training: forward and backward")
     parser.add_argument("--precision", choices=PRECISIONS, default="tf32", help="of float32 on a GPU (default: tf32)")

@@ -15,11 +15,12 @@ from wbmm.layers.depthwise import find_implicit_gemm, large_kernel_conv2d
 from wbmm.ops import Kept, num_offsets, reference, use_backend
 from wbmm.ops.backends import Backend, Call
 
+from .setting import DTYPES
+
 __all__ = ["BASELINE", "DTYPES", "LAYOUTS", "MODES", "Case", "Operator", "operators", "paper_figures"]
 
 KERNELS, LKA_KERNELS, WINDOWS = (3, 5, 7, 13, 27), (7, 13, 27), (7, 14)
 BASELINE = "DW-Std 5x5"
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 LAYOUTS = {"nchw": torch.contiguous_format, "channels_last": torch.channels_last}
 MODES = {"forward": "forward", "training": "forward + backward"}
 

@@ -1,11 +1,16 @@
-"""`wbmm bench paths`: where a CPU can compute the same in two ways, the speed of each by shape, and which is taken."""
+"""`wbmm bench paths`: where a CPU can compute the same in two ways, the speed of each by shape, and which is taken.
+
+`--tune` measures the thresholds of that choice on this processor, and writes them to a profile that dispatch reads.
+"""
 
 import argparse
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from wbmm.layers import FusedFeedForward
 from wbmm.ops import expand_table, num_offsets, reference
@@ -18,12 +23,14 @@ from wbmm.ops.backends.onednn.windowed import (
     table_to_kernel,
     windowed_convolution,
 )
+from wbmm.ops.profile import default_place
 from wbmm.progress import progress_bar
 from wbmm.timing import time_interleaved
 
 from .limit import Shape
 from .results import Record, add_output_arguments, check_out, present
-from .setting import Setting, add_setting_arguments
+from .setting import DTYPES, Setting, add_setting_arguments
+from .tune import run_tuning
 
 EXAMPLE = "wbmm bench paths --rounds 15 --out results/paths"
 WINDOWS = (7, 8, 10, 14)
@@ -62,21 +69,32 @@ class Pair(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=11)
+    parser.add_argument(
+        "--tune",
+        type=Path,
+        nargs="?",
+        const=default_place(),
+        metavar="FILE",
+        help="measure the thresholds of every data type and write them there; %(const)s is read by itself, another "
+        "file by WBMM_PROFILE=FILE",
+    )
     add_setting_arguments(parser)
     add_output_arguments(parser)
 
 
-@torch.no_grad()
 def run(args: argparse.Namespace) -> int:
     if args.rounds < 1:
         raise ValueError(f"--rounds {args.rounds}: expected at least 1")
-    if (args.device, args.dtype, args.autocast) != ("cpu", "float32", False):
+    if args.device != "cpu" or args.dtype == "float16" or args.autocast:
         given = f"--device {args.device} --dtype {args.dtype}{' --autocast' if args.autocast else ''}"
-        raise ValueError(f"{given}: these are paths of the CPU in float32; `wbmm bench profile` is for GPUs as well")
+        raise ValueError(f"{given}: these are paths of the CPU in float32 and bfloat16; for others, `wbmm bench op`")
     setting = Setting.from_args(args)
+    if args.tune is not None:
+        return run_tuning(args.tune, args.rounds)
     if args.out is not None:
         check_out(args.out, "paths")
-    pairs = (*window_pairs(), *width_pairs(), *linear_pairs(), *block_pairs())
+    dtype = DTYPES[args.dtype]
+    pairs = (*window_pairs(dtype), *width_pairs(dtype), *linear_pairs(dtype), *block_pairs(dtype))
     records = []
     with progress_bar(len(pairs), "pairs of paths") as advance:
         for pair in pairs:
@@ -87,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def measure(pair: Pair, rounds: int, device: str) -> Record:
-    """Both paths in turn."""
+    """Both paths in turn, without gradients."""
     others = torch.zeros(2**24)
     calls = {
         "others": others.sum,
@@ -95,7 +113,8 @@ def measure(pair: Pair, rounds: int, device: str) -> Record:
         "others again": others.sum,
         pair.second: pair.compute_second,
     }
-    timings = time_interleaved(calls, rounds=rounds, device=device)
+    with torch.no_grad():
+        timings = time_interleaved(calls, rounds=rounds, device=device)
     first, second = timings[pair.first].median, timings[pair.second].median
     return {
         "model": pair.what,
@@ -106,15 +125,19 @@ def measure(pair: Pair, rounds: int, device: str) -> Record:
     }
 
 
-def window_pairs(channels: int = 320) -> Iterator[Pair]:
+def _map(count: int, channels: int, side: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(count, channels, side, side).to(dtype, memory_format=torch.channels_last)
+
+
+def window_pairs(dtype: torch.dtype = torch.float32, channels: int = 320) -> Iterator[Pair]:
     """A map cut into windows, by a product with the matrix and by a convolution with the table."""
     for side in WINDOWS:
         window = (side, side)
-        kernel_table, bias = torch.randn(channels, num_offsets(window)), torch.randn(channels)
+        kernel_table, bias = torch.randn(channels, num_offsets(window)).to(dtype), torch.randn(channels).to(dtype)
         matrix, kernel = expand_table(kernel_table, window), table_to_kernel(kernel_table, window)
         packed = pack_kernel(kernel, window) if takes_onednn(kernel) else None
         for count in COUNTS:
-            x = torch.randn(count, channels, side, side).contiguous(memory_format=torch.channels_last)
+            x = _map(count, channels, side, dtype)
             yield Pair(
                 f"{count} windows of {side}x{side}",
                 "product",
@@ -125,13 +148,13 @@ def window_pairs(channels: int = 320) -> Iterator[Pair]:
             )
 
 
-def width_pairs(channels: int = 320) -> Iterator[Pair]:
+def width_pairs(dtype: torch.dtype = torch.float32, channels: int = 320) -> Iterator[Pair]:
     """Convolutions of 7x7 windows with their kernel as it is, and with a column of zeros at each side."""
-    wide, bias = torch.randn(channels, 1, *kernel_size((7, 7))), torch.randn(channels)
+    wide, bias = torch.randn(channels, 1, *kernel_size((7, 7), dtype)).to(dtype), torch.randn(channels).to(dtype)
     wide[..., 0] = wide[..., -1] = 0
     narrow = wide[..., 1:-1].contiguous()
     for count in COUNTS:
-        x = torch.randn(count, channels, 7, 7).contiguous(memory_format=torch.channels_last)
+        x = _map(count, channels, 7, dtype)
         yield Pair(
             f"convolution of {count} windows of 7x7",
             "13 columns",
@@ -142,10 +165,10 @@ def width_pairs(channels: int = 320) -> Iterator[Pair]:
         )
 
 
-def linear_pairs() -> Iterator[Pair]:
+def linear_pairs(dtype: torch.dtype = torch.float32) -> Iterator[Pair]:
     """Linears with GELU, by PyTorch and by oneDNN."""
     for rows, inputs, outputs in LINEARS:
-        x, weight, bias = torch.randn(rows, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
+        x, weight, bias = (torch.randn(shape).to(dtype) for shape in ((rows, inputs), (outputs, inputs), (outputs,)))
         by_onednn = takes_onednn(x)
         packed = pack_weight(weight, rows) if by_onednn else weight
         yield Pair(
@@ -158,14 +181,14 @@ def linear_pairs() -> Iterator[Pair]:
         )
 
 
-def block_pairs() -> Iterator[Pair]:
+def block_pairs(dtype: torch.dtype = torch.float32) -> Iterator[Pair]:
     """Feed-forward parts of a batch or a large map, with the hidden layer as a whole and in blocks."""
     for batch, channels, side in FEED_FORWARDS:
-        x = torch.randn(batch, channels, side, side).contiguous(memory_format=torch.channels_last)
-        layer = FusedFeedForward(channels, 4 * channels, 1e-6).eval()
+        x = _map(batch, channels, side, dtype)
+        layer = FusedFeedForward(channels, 4 * channels, 1e-6, dtype=dtype).eval().requires_grad_(False)
         w1, w2 = layer.fc1.weight, layer.fc2.weight
         w1, w2 = (pack_weight(weight, side * side) if takes_onednn(weight) else weight for weight in (w1, w2))
-        gate, rows = torch.rand(batch, channels), batch * side * side
+        gate, rows = torch.rand(batch, channels).to(dtype), batch * side * side
         values = x, gate, x, w1, layer.fc1.bias, layer.gamma, w2, layer.fc2.bias, layer.eps
         yield Pair(
             f"feed-forward {batch}x{channels}x{side}x{side}",

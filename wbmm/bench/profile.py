@@ -11,23 +11,27 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from wbmm.deploy.export import export_model
 from wbmm.deploy.runtime import openvino_model, read_openvino
 from wbmm.io.card import card_of
 from wbmm.progress import progress_bar
 
 from .candidates import FORMS, TRAINING_FORMS, TrainingStep, build, images_for, split
-from .results import Record, add_output_arguments, check_out, present, say
+from .results import Record, add_output_arguments, check_out, present
+from .runtime import converted_file
 from .setting import Setting, add_setting_arguments
 
 EXAMPLE = "wbmm bench profile wbmm_t:compact --runtime openvino --batch 1"
 RUNTIMES = ("eager", "openvino", "training")
+HINTS = {"float32": "f32", "bfloat16": "bf16"}  # what OpenVINO calls them
 WARMUP = 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="NAME[:FORM]", help="default: wbmm_t:compact; for training, wbmm_t")
     parser.add_argument("--runtime", choices=RUNTIMES, default="eager")
+    parser.add_argument(
+        "--int8", action="store_true", help="of OpenVINO: the model in INT8 (--dtype bfloat16: in bf16)"
+    )
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--size", type=int, nargs=2, default=(224, 224), metavar=("H", "W"))
     parser.add_argument("--rounds", type=int, default=10)
@@ -48,20 +52,30 @@ def run(args: argparse.Namespace) -> int:
     if args.out is not None:
         check_out(args.out, "profile")
     setting = Setting.from_args(args)
-    if args.runtime == "openvino" and (setting.device, setting.dtype) != ("cpu", "float32"):
-        raise ValueError(f"{' '.join(setting.argv())}: OpenVINO is profiled on the CPU in float32")
-    seconds, calls = _openvino(args) if args.runtime == "openvino" else _pytorch(args, setting)
+    _check_openvino(args, setting)
+    seconds, calls = _openvino(args, setting) if args.runtime == "openvino" else _pytorch(args, setting)
     records = rows(seconds, calls, args.rounds, args.batch, args.top)
     note = (
         f"{args.model}, {args.runtime}, batch {args.batch}, {args.size[0]}x{args.size[1]}, "
-        f"{setting.describe()}, mean of {args.rounds} rounds; time on the {'GPU' if setting.on_cuda else 'CPU'}. What "
-        "measures each operator slows the whole down: read shares here, speeds elsewhere."
+        f"{'INT8, ' * args.int8}{setting.describe()}, mean of {args.rounds} rounds; time on the "
+        f"{'GPU' if setting.on_cuda else 'CPU'}. What measures each operator slows the whole down: read "
+        "shares here, speeds elsewhere."
     )
     columns = {"height": args.size[0], "width": args.size[1], "rounds": args.rounds, "runtime": args.runtime}
+    columns["int8"] = args.int8
     columns |= setting.columns()
     argv = [args.model, "--runtime", args.runtime, "--batch", str(args.batch), "--size", *map(str, args.size)]
-    argv += ["--rounds", str(args.rounds), "--top", str(args.top), *setting.argv()]
+    argv += ["--rounds", str(args.rounds), "--top", str(args.top), *setting.argv(), *["--int8"] * args.int8]
     return present(args, "profile", records, columns, argv, note, "operator")
+
+
+def _check_openvino(args: argparse.Namespace, setting: Setting) -> None:
+    if args.runtime != "openvino":
+        if args.int8:
+            raise ValueError(f"--int8 is of --runtime openvino, not of {args.runtime}")
+        return
+    if setting.device != "cpu" or setting.autocast or setting.dtype not in HINTS:
+        raise ValueError(f"{' '.join(setting.argv())}: OpenVINO is profiled on the CPU in {' or '.join(HINTS)}")
 
 
 def rows(seconds: Counter, calls: Counter, rounds: int, batch: int, top: int) -> list[Record]:
@@ -127,14 +141,16 @@ def operator_times(events: Iterable, on_cuda: bool) -> tuple[Counter, Counter]:
     return seconds, calls
 
 
-def _openvino(args: argparse.Namespace) -> tuple[Counter, Counter]:
+def _openvino(args: argparse.Namespace, setting: Setting) -> tuple[Counter, Counter]:
     """OpenVINO's own counters, for one request of the whole batch with all threads."""
     model = build(args.model, size=tuple(args.size))
-    say("exporting to OpenVINO")
+    model.card = card_of(model)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "model.xml"
-        export_model(model, path, card_of(model), size=tuple(args.size), batch=args.batch)
-        request = openvino_model(read_openvino(path), count=True).create_infer_request()
+        precision = "int8" if args.int8 else "float32"
+        path = converted_file(model, "openvino", precision, tuple(args.size), Path(folder) / "model")
+        network = read_openvino(path)
+        network.reshape([args.batch, 3, *args.size])
+        request = openvino_model(network, precision=HINTS[setting.dtype], count=True).create_infer_request()
     images = torch.randn(args.batch, 3, *args.size).numpy()
     seconds, calls = Counter(), Counter()
     for i in range(WARMUP + args.rounds):

@@ -18,6 +18,7 @@ from wbmm.timing import Timing
 __all__ = [
     "add_output_arguments",
     "check_out",
+    "data_name",
     "present",
     "say",
     "speed_record",
@@ -30,6 +31,8 @@ __all__ = [
 # key of a record: its column's heading and how a value is shown; a column that no record has is left out
 COLUMNS = {
     "model": ("model", "{}"),
+    "numbers": ("numbers", "{}"),
+    "top1": ("top-1 %, published", "{:.1f}"),
     "image": ("image", "{}"),
     "batch": ("batch", "{}"),
     "first": ("first path (median)", "{}"),
@@ -39,6 +42,8 @@ COLUMNS = {
     "ratio": ("ratio of medians", "{:.2f}x"),
     "ratio_best": ("ratio of bests", "{:.2f}x"),
     "over": ("ratio to", "{}"),
+    "accuracy": ("top-1, %", "{:.2f}"),
+    "agreement": ("same top-1 as float32, %", "{:.2f}"),
     "layout": ("layout", "{}"),
     "paper_images_per_s": ("paper: images/s", "{:g}"),
     "paper_ratio": ("paper: ratio", "{:.2f}x"),
@@ -99,7 +104,8 @@ def present(
         print("nothing was measured")
         return 0
     print(table(records, markdown=args.markdown, first=first))
-    print(f"\n{note}\n{torch.get_num_threads()} threads, torch {torch.__version__}")
+    threads = torch.get_num_threads()
+    print(f"\n{note}\n{threads} thread{'' if threads == 1 else 's'}, torch {torch.__version__}")
     if args.out is not None:
         page, sheet = write_report(args.out, bench, records, columns, argv, note, first)
         print(f"written to {page} and {sheet}")
@@ -165,6 +171,11 @@ def to_csv(rows: Sequence[Record]) -> str:
 
 def _heading(bench: str) -> str:
     return f"# wbmm bench {bench}\n"
+
+
+def data_name(data: Path) -> str:
+    """A folder of images as a page names it: nothing of where one machine keeps it."""
+    return "/".join(data.parts[-2:]) if data.is_absolute() else data.as_posix()
 
 
 def say(text: str) -> None:

@@ -15,15 +15,25 @@ from wbmm.progress import progress_bar
 from wbmm.text import first_line
 from wbmm.timing import Timing, time_interleaved
 
-__all__ = ["CPU", "DTYPES", "Setting", "add_setting_arguments"]
+__all__ = ["CPU", "DTYPES", "Setting", "add_setting_arguments", "dtype_name"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+def dtype_name(text: str) -> str:
+    """A data type by its name in `DTYPES` or its short one, for argparse."""
+    return SHORT.get(text, text)
 
 
 def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ... (default: cpu)")
     parser.add_argument(
-        "--dtype", choices=DTYPES, default="float32", help="type of weights and images (default: float32)"
+        "--dtype",
+        type=dtype_name,
+        choices=DTYPES,
+        default="float32",
+        help="type of weights and images; bf16 and fp16 for short (default: float32)",
     )
     parser.add_argument(
         "--autocast", action="store_true", help="weights and images stay in float32; autocast computes in --dtype"

@@ -38,8 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--calib", type=Path, nargs="?", metavar="DIR", help=calib)
     parser.add_argument("--calib-split", default="train", help="of --calib, where it has splits (default: train)")
     parser.add_argument("--n", type=int, default=128, help="images to calibrate on (default: 128)")
-    keep = f"layers to keep in float, by group ({', '.join(GROUPS)}) or by name, with * and ?"
-    parser.add_argument("--keep", nargs="+", default=[], metavar="PATTERN", help=keep)
+    keep = f"layers to keep in float, by group ({', '.join(GROUPS)}) or by name, with * and ?; nothing: none"
+    default = f"default: {' '.join(BACKENDS['openvino'].float_groups)} for openvino, which INT8 makes no faster there"
+    parser.add_argument("--keep", nargs="*", metavar="PATTERN", help=f"{keep} ({default})")
     target = "agreement with float32, in %%, below which layers are kept in float; a miss on --data is told"
     parser.add_argument("--target", type=float, default=99.0, help=f"{target} (default: 99)")
     parser.add_argument("--sensitivity", action="store_true", help="measure what each group costs by itself")
@@ -116,7 +117,9 @@ def _calibration(args: argparse.Namespace, card: ModelCard) -> Calibration:
 
 def _explain(choice: LayerChoice, layers: list[Layer], calibration: Calibration, args: argparse.Namespace) -> None:
     kept = len(choice.keep)
-    print(f"{len(layers) - kept} of {len(layers)} layers in INT8")
+    usual = [g for g in BACKENDS[args.format].float_groups if args.keep is None and any(x.group == g for x in layers)]
+    why = f"; in float, since INT8 makes them no faster: {', '.join(usual)}" if usual else ""
+    print(f"{len(layers) - kept} of {len(layers)} layers in INT8{why}")
     where = f"{len(calibration.others)} {calibration.what}"
     print(f"agreement with float32 on {where}: {choice.after.agreement:.2f} %, --target is {args.target:g}")
     if choice.alone:

@@ -5,6 +5,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -292,8 +293,8 @@ class ComparisonImages:
     workers: int = 0
     skip_bad: bool = False
 
-    def evaluate(self, path: Path) -> Evaluation:
-        runner = open_runner(path, DEVICE)
+    def evaluate(self, path: Path, precision: str = "f32") -> Evaluation:
+        runner = open_runner(path, DEVICE, precision=precision)
         if self.labelled is None:
             return Evaluation(runner(self.others), torch.zeros(len(self.others), dtype=torch.int64), 0.0)
         return collect(runner, self.labelled, workers=self.workers, skip_bad=self.skip_bad, label=path.name)
@@ -303,23 +304,29 @@ class ComparisonImages:
 
 
 def measure_files(
-    files: list[Path], images: ComparisonImages, first: Evaluation | None = None, rounds: int = 30
+    files: list[Path],
+    images: ComparisonImages,
+    first: Evaluation | None = None,
+    rounds: int = 30,
+    precisions: Sequence[str] | None = None,
 ) -> list[MeasuredFile]:
     """Runs files over the same images and times them in turn.
 
     Args:
         files: the first is what the others are compared with.
         first: its outputs, if they are known.
+        precisions: what each is computed in, as of `open_runner`; `f32` if not given.
     """
-    outputs = [first or images.evaluate(files[0]), *map(images.evaluate, files[1:])]
+    forms = list(zip(files, precisions or ["f32"] * len(files), strict=True))
+    outputs = [first or images.evaluate(*forms[0]), *(images.evaluate(*form) for form in forms[1:])]
     image = images.others[:1].contiguous()
-    calls = {path: partial(open_runner(path, DEVICE), image) for path in files}
+    calls = {(path, used): partial(open_runner(path, DEVICE, precision=used), image) for path, used in forms}
     with progress_bar(rounds + WARMUP, "rounds of timing") as advance:
         timings = time_interleaved(calls, rounds, WARMUP, partial(advance, 1), PAUSE_S, DEVICE)
     rows = []
-    for path, found in zip(files, outputs, strict=True):
+    for (path, used), found in zip(forms, outputs, strict=True):
         likeness = quality(found.logits, outputs[0].logits)
-        seconds = timings[path].median
+        seconds = timings[path, used].median
         rows.append(
             MeasuredFile(
                 path.name,
@@ -329,7 +336,7 @@ def measure_files(
                 likeness.agreement,
                 likeness.noise,
                 seconds,
-                timings[files[0]].median / seconds,
+                timings[forms[0]].median / seconds,
             )
         )
     return rows

@@ -249,11 +249,13 @@ def load_weights(
         new_classifier: if the file's classifier is for another number of classes, or missing, keep the model's own, to
             be trained. Otherwise that is an error.
     """
-    given = isinstance(weights, dict)
-    state_dict = convert_released(find_state_dict(weights, ema)) if given else read_state_dict(weights, ema)
+    if isinstance(weights, dict):
+        state_dict, where = convert_released(find_state_dict(weights, ema)), ""
+    else:
+        state_dict, where = read_state_dict(weights, ema), str(weights)
     if new_classifier:
         state_dict, _ = with_own_classifier(state_dict, model)
-    return load_converted(model, state_dict, resize_tables, where="" if given else str(weights))
+    return load_converted(model, state_dict, resize_tables, where=where)
 
 
 def with_own_classifier(state_dict: dict[str, Tensor], model: nn.Module) -> tuple[dict[str, Tensor], list[str]]:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -184,7 +185,7 @@ def _owner(name: str, modules: dict[str, nn.Module]) -> str | None:
 def _letters(pattern: str | Sequence[str] | None, names: list[str]) -> list[str]:
     """A letter for each convolution."""
     pattern = "W" if pattern is None else pattern
-    parts = list(pattern) if isinstance(pattern, list | tuple) else [pattern]
+    parts: list[Any] = list(pattern) if isinstance(pattern, list | tuple) else [pattern]
     for part in parts:
         if not isinstance(part, str) or not part or set(part) - set(LETTERS):
             raise ValueError(
@@ -192,7 +193,7 @@ def _letters(pattern: str | Sequence[str] | None, names: list[str]) -> list[str]
             )
     if isinstance(pattern, str):
         return list(islice(cycle(pattern), len(names)))
-    stages = Counter(re.match(r"(?:\D*\d+)?", name)[0] for name in names)
+    stages = Counter(found[0] for name in names if (found := re.match(r"(?:\D*\d+)?", name)))
     if [len(part) for part in parts] != list(stages.values()):
         expected = ", ".join(f"{count} in {stage or 'the model'}" for stage, count in stages.items())
         raise ValueError(

@@ -213,7 +213,6 @@ class WBMM(nn.Module):
             **dd,
         )
         self.apply(_init_weights)
-        self.to(memory_format=torch.channels_last)  # or a convolution would convert its weight at every call
         self.register_load_state_dict_pre_hook(_load_released)
 
     @torch.jit.ignore
@@ -341,7 +340,7 @@ def _create_wbmm(variant: str, pretrained: bool = False, **kwargs) -> WBMM:
 def _fetch_first(variant: str, kwargs: dict) -> None:
     """Brings published weights into the hub's cache, where timm then finds them; one line if that fails."""
     cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), kwargs.get("pretrained_cfg_overlay"))
-    if cfg.file and not Path(cfg.file).is_file():
+    if cfg.file and not Path(cfg.file).exists():  # a folder, where timm reads `local-dir:`
         raise CheckpointError(f"{variant}: its weights should be in {cfg.file}, and there is no such file")
     if cfg.hf_hub_id and cfg.hf_hub_filename and not (cfg.file or cfg.state_dict or cfg.url):
         fetch_weights(variant, cfg.hf_hub_id, cfg.hf_hub_filename)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -182,7 +183,7 @@ def windowed(
     why = _obstacle(x, *tables)
     if why is not None:
         _refuse("windowed", why)
-        if _asked is None and tables[0].ndim == 2 and compiled.takes(x, tables[0], kept):
+        if _asked is None and tables[0].ndim == 2 and kept is not None and compiled.takes(x, tables[0], kept):
             return compiled.windowed(x, tables, window, bias, shortcuts, padding_mode, kept)
         if torch.compiler.is_exporting() and any(isinstance(side, torch.SymInt) for side in x.shape[-2:]):
             matrix = expand(tables, window, index)
@@ -209,7 +210,7 @@ def kept_matrix(tables: list[Tensor], window: Window, index: list[Tensor] | None
 def gated_ffn(
     x: Tensor,
     fc1: nn.Module,
-    grn: nn.Module | tuple[Tensor, float],
+    grn: Any,
     fc2: nn.Module,
     gate: Tensor | None = None,
     norm: nn.Module | None = None,
@@ -236,6 +237,7 @@ def gated_ffn(
         why is not None
         and _asked is None
         and inference_form
+        and kept is not None
         and compiled.takes(x, grn[0], kept)
         and changed_module(fc1=(fc1, nn.Linear), fc2=(fc2, nn.Linear)) is None
     ):
@@ -280,10 +282,6 @@ def conv2d(
     return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
 
 
-for _operator in (
-    windowed,
-    gated_ffn,
-    squeeze_excite,
-    conv2d,
-):  # leaves for fx: a traced model chooses as an eager one does
+# Leaves for fx: a traced model chooses as an eager one does.
+for _operator in (windowed, gated_ffn, squeeze_excite, conv2d):
     register_notrace_function(_operator)

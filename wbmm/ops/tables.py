@@ -44,7 +44,7 @@ def relative_index(window: Window, device: torch.device | None = None) -> Tensor
     if torch.jit.is_scripting():
         return _build_index(window).to(device)
     else:  # noqa: RET505  what is scripted must stand in the other branch
-        window = tuple(window)
+        window = (window[0], window[1])
         index = _indices.get(window)
         if index is None:
             index = _build_index(window)

@@ -23,7 +23,7 @@ def to_window(window: int | tuple[int, int]) -> Window:
         and len(pair) == 2
         and all(isinstance(side, int) and not isinstance(side, bool) and side >= 1 for side in pair)
     ):
-        return tuple(pair)
+        return pair[0], pair[1]
     raise ValueError(f"window size {window!r}: expected a positive int or a pair of them, such as 7 or (7, 14)")
 
 

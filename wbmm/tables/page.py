@@ -2,7 +2,9 @@
 
 import csv
 import io
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from wbmm.bench.seg import paper_speeds
@@ -21,6 +23,7 @@ __all__ = [
     "dense_contradictions",
     "differences",
     "markdown_text",
+    "read_trained",
     "write_pages",
 ]
 
@@ -225,7 +228,7 @@ def _accuracies(rows: list[dict]) -> str:
 def _small_section(rows: list[dict], measured: Measured) -> str:
     run = next(iter(measured.small.values())).runs[0]
     return (
-        "## Small-scale accuracy, measured\n\n"
+        f"{SMALL}\n"
         f"The rows' small nets, one recipe for all (`{measured.recipe}`): {run.get('data.size')} px, "
         f"{run.get('schedule.epochs')} epochs, {run.step} steps of {run.get('global_batch')} images, from random "
         "weights. Top-1 on the validation set after the last epoch. A difference below the spread of the seeds says "
@@ -234,13 +237,49 @@ def _small_section(rows: list[dict], measured: Measured) -> str:
     )
 
 
-def markdown_text(measured: Measured, command: str, how: str = "") -> str:
+@dataclass(frozen=True)
+class Trained:
+    """Small-scale accuracy of an older page.
+
+    Attributes:
+        section: as it stands there, with where and when it was measured.
+        columns: of the sheet, by row id.
+    """
+
+    section: str
+    columns: dict[str, dict[str, str]]
+
+
+SMALL = "## Small-scale accuracy, measured\n"
+_KEPT = "These accuracies are of an earlier run than the speed above. "
+
+
+def read_trained(folder: Path, name: str) -> Trained:
+    """The small-scale accuracy of the page in a folder, with the line that says where and when it was measured."""
+    page, sheet = folder / f"{name}.md", folder / f"{name}.csv"
+    text = page.read_text(encoding="utf-8") if page.is_file() and sheet.is_file() else ""
+    found = re.search(rf"{re.escape(SMALL)}.*?(?=^`--`: )", text, re.DOTALL | re.MULTILINE)
+    measured = re.search(r"^Measured: .+$", text, re.MULTILINE)
+    command = re.search(r"^wbmm table .+$", text, re.MULTILINE)
+    if not found or not measured or not command:
+        raise ValueError(f"--keep-trained: {page} has no small-scale accuracy to keep; train with --train")
+    section = found[0]
+    if _KEPT not in section:  # else it was kept before, and says so already
+        section = section.rstrip() + f"\n\n{_KEPT}{measured[0]} `{command[0]}`\n\n"
+    with sheet.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    columns = {row["row"]: {key: row[key] for key in row if key.startswith("small_")} for row in rows}
+    return Trained(section, columns)
+
+
+def markdown_text(measured: Measured, command: str, how: str = "", trained: Trained | None = None) -> str:
     """The page: sizes, speed, small-scale accuracy, and how it was made.
 
     Args:
         measured: what was measured.
         command: that writes this page.
         how: the settings of the speed.
+        trained: of an older page, to be kept.
     """
     table, rows = measured.table, records(measured)
     parts = [
@@ -262,6 +301,8 @@ def markdown_text(measured: Measured, command: str, how: str = "") -> str:
     text = "\n".join(parts) + "\n"
     if measured.small:
         text += _small_section(rows, measured)
+    if trained is not None:
+        text += trained.section
     device = measured.setting.device if measured.setting else "cpu"
     return (
         f"{text}`--`: not printed by the paper, or not run here (LKA rows need their CUDA package).\n\n"
@@ -269,9 +310,10 @@ def markdown_text(measured: Measured, command: str, how: str = "") -> str:
     )
 
 
-def csv_text(measured: Measured) -> str:
+def csv_text(measured: Measured, trained: Trained | None = None) -> str:
     """One line a row; an empty field is a figure that was not printed or not measured."""
-    rows = records(measured)
+    kept = {} if trained is None else trained.columns
+    rows = [record | kept.get(record["row"], {}) for record in records(measured)]
     out = io.StringIO()
     writer = csv.DictWriter(out, list(rows[0]), lineterminator="\n")
     writer.writeheader()

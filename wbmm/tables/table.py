@@ -17,7 +17,7 @@ from wbmm.train.runs import RunFacts
 
 from .counted import COUNTED
 from .measure import LAYOUTS, Costs, Measured, Timer, can_run, count_costs, find_recipe, train_small
-from .page import check_pages, csv_text, markdown_text, write_pages
+from .page import check_pages, csv_text, markdown_text, read_trained, write_pages
 
 BEST = "best"
 SEEDS = 3
@@ -45,6 +45,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--train", metavar="RECIPE", help="train the rows small: fashion_mnist, or a training configuration"
     )
+    parser.add_argument(
+        "--keep-trained",
+        action="store_true",
+        help="take small-scale accuracy over from the older page in --out, with its date, and measure the rest again",
+    )
     parser.add_argument("--epochs", type=int, help="of the small recipe, in place of its own")
     parser.add_argument("--seeds", type=int, help="runs of each row, from seed 0 (default: 3)")
     parser.add_argument("--set", nargs="+", default=[], metavar="key=value", help="changes to the small recipe")
@@ -57,6 +62,8 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and any(number < 1 for number in (value if isinstance(value, list) else [value])):
             raise ValueError(f"--{name.replace('_', '-')} {value}: expected 1 or more")
+    if args.keep_trained and (args.train or args.out is None):
+        raise ValueError("--keep-trained takes the accuracy from the page in --out: give --out, and no --train")
     given = [name for name in ("epochs", "seeds", "set", "runs") if getattr(args, name)]
     if given and not args.train:
         raise ValueError(f"--{given[0]} is for training: say --train RECIPE as well")
@@ -72,13 +79,15 @@ def run(args: argparse.Namespace) -> int:
     recipe = find_recipe(args.train) if args.train else None
     out = args.out or Path("runs") / f"table-{table.name}"
     check_pages(out, table.name, lambda row: _again(row, rows, args))
+    trained = read_trained(out, table.name) if args.keep_trained else None
     measured = Measured(table, rows, {row.id: count_costs(row.model, row.args) for row in rows}, setting)
     # Training first: it can be interrupted, and then no speed has been measured in vain.
     if recipe and not _train(args, measured, recipe):
         print("interrupted; the same command continues", file=sys.stderr)
         return 1
     how = "" if setting is None else _measure_speed(args, measured, setting)
-    page, sheet = write_pages(out, table.name, markdown_text(measured, _command(args), how), csv_text(measured))
+    text = markdown_text(measured, _command(args), how, trained), csv_text(measured, trained)
+    page, sheet = write_pages(out, table.name, *text)
     print(page.read_text(encoding="utf-8"))
     print(f"written to {page} and {sheet}", file=sys.stderr)
     return 0
@@ -98,7 +107,8 @@ def _again(old: dict[str, str], rows: list[Row], args: argparse.Namespace) -> bo
     """Whether a row of an older sheet is measured again, in all that it has."""
     if old["row"] not in {row.id for row in rows}:
         return False
-    return not (old.get("training_ratio") and args.no_speed) and not (old.get("small_top1_mean") and not args.train)
+    trains = args.train or args.keep_trained
+    return not (old.get("training_ratio") and args.no_speed) and not (old.get("small_top1_mean") and not trains)
 
 
 def _train(args: argparse.Namespace, measured: Measured, recipe: Path) -> bool:
@@ -162,8 +172,8 @@ def _command(args: argparse.Namespace) -> str:
     words: list[str] = ["wbmm", "table", args.name]
     for action in parser._actions:
         value = getattr(args, action.dest, None)
-        if not action.option_strings or action.dest == "help" or value == action.default:
-            continue
+        if not action.option_strings or action.dest in ("help", "runs") or value == action.default:
+            continue  # where runs are kept changes no figure
         words.append(action.option_strings[-1])
         if not isinstance(value, bool):
             words += map(str, value if isinstance(value, list) else [value])

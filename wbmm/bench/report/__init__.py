@@ -13,7 +13,7 @@ from .findings import findings_table, net_findings, operator_findings
 from .net_sections import SECTIONS
 from .operator_section import operator_blocks
 from .page import Block, Code, Figures, Heading, Text, to_html, to_markdown
-from .runs import Machine, against_blocks, load_runs, op_groups, op_speeds, paper_operators
+from .runs import Machine, against_blocks, as_in_the_paper, load_runs, op_groups, op_speeds, paper_operators
 
 __all__ = ["build_blocks", "run"]
 
@@ -76,8 +76,9 @@ def build_blocks(machines: list[Machine]) -> list[Block]:
 
 def _machine_blocks(machine: Machine) -> list[Block]:
     benches = machine.benches
-    first = next(iter(op_groups(benches.get("op", [])).values()), [])
-    findings = [*operator_findings(op_speeds(first), paper_operators()), *net_findings(benches)]
+    like = {name: [entry for entry in entries if as_in_the_paper(entry)] for name, entries in benches.items()}
+    operators = next(iter(op_groups(like.get("op", [])).values()), [])
+    findings = [*operator_findings(op_speeds(operators), paper_operators()), *net_findings(like)]
     counts = Counter(finding.verdict for finding in findings)
     plural = {"holds": "hold here", "partly": "hold in part", "fails": "do not", "unknown": "were not measured"}
     text = ", ".join(f"{counts[key]} {label}" for key, label in plural.items() if counts[key])
@@ -89,7 +90,7 @@ def _machine_blocks(machine: Machine) -> list[Block]:
         ),
         findings_table(findings),
     ]
-    if first:
+    if op_groups(benches.get("op", [])):
         blocks += operator_blocks(benches["op"])
     for name, section in SECTIONS.items():
         if name in benches:

@@ -10,7 +10,7 @@ __all__ = ["COLOURS", "STYLE", "Axis", "Chart", "Point", "Series", "short"]
 WIDTH, LEFT, RIGHT, TOP, GAP = 460, 58, 14, 34, 40
 PLOT = 230  # height of the plotted area
 SHOWN = 560  # width of a picture in a file
-LINE, LETTER = 17, 6.4  # a line of the legend, and about the width of a letter in it
+LINE, LETTER = 17, 6.8  # a line of the legend, and about the width of a letter in it
 COLOURS = ("blue", "sky", "teal", "green", "amber", "orange", "red", "purple", "grey")
 _LIGHT = ("#1f5fbf", "#5aa2e0", "#0f8f8f", "#2e8b3d", "#b98900", "#d9620f", "#c22f3d", "#7d4fc4", "#6b7280")
 _DARK = ("#7db0ff", "#4f93d6", "#4ecdc4", "#7ccf7c", "#f0c24b", "#ff9a4d", "#ff7b86", "#bd9bff", "#9aa4b2")
@@ -35,13 +35,14 @@ STYLE = f"""
 
 @dataclass(frozen=True)
 class Point:
-    """A measured value; `low` and `high` are its spread, `note` is shown under the pointer."""
+    """A measured value; `low` and `high` are its spread, `note` is shown under the pointer, `label` beside the mark."""
 
     x: float
     y: float
     low: float | None = None
     high: float | None = None
     note: str = ""
+    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,9 @@ class Chart:
                 yield self._bar(x, y, point, colour)
             if one.marks:
                 yield _mark(one, x, y, colour, f"{one.name}: {point.note}" if point.note else one.name)
+            if point.label:
+                side, anchor = (-7, "end") if x > WIDTH - RIGHT - LETTER * len(point.label) - 7 else (7, "start")
+                yield f'<text x="{x + side:.1f}" y="{y + 3.5:.1f}" text-anchor="{anchor}">{escape(point.label)}</text>'
 
     def _bar(self, x: float, y: float, point: Point, colour: str) -> str:
         """The spread: upright, or along x where y are categories."""

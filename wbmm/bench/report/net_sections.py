@@ -11,7 +11,7 @@ from wbmm.timing import Timing
 
 from .chart import Axis, Chart, Point, Series, short
 from .page import Block, Figures, Heading, Table, Text
-from .runs import paper_training, ratio, ratio_range
+from .runs import as_in_the_paper, numbers_of, paper_training, ratio, ratio_range
 
 __all__ = ["SECTIONS", "by_net", "cell_title", "contests_of", "in_order"]
 
@@ -30,7 +30,8 @@ def by_net(entry: Entry, layout: str) -> dict[str, str]:
 
 def in_order(entry: Entry) -> tuple:
     cell = entry.cell
-    return "pntsb".find(cell["size"]), cell["height"], cell["width"], cell["batch"], cell.get("runtime", "")
+    at = "pntsb".find(cell["size"]), cell["height"], cell["width"], cell["batch"]
+    return *at, cell.get("runtime", ""), numbers_of(entry)
 
 
 def contests_of(entries: Sequence[Entry]) -> list[Entry]:
@@ -40,7 +41,8 @@ def contests_of(entries: Sequence[Entry]) -> list[Entry]:
 def cell_title(entry: Entry) -> str:
     cell = entry.cell
     px = cell["height"] if cell["height"] == cell["width"] else f"{cell['height']}x{cell['width']}"
-    return f"{cell['size'].upper()}, {px} px, batch {cell['batch']}"
+    numbers = numbers_of(entry)
+    return f"{cell['size'].upper()}, {px} px, batch {cell['batch']}{f', {numbers}' if numbers else ''}"
 
 
 def _ratio_text(timing: Timing | None, over: Timing | None) -> str:
@@ -90,6 +92,8 @@ def _machine_of(entry: Entry) -> str:
 
 
 def _paper_ratio(entry: Entry, over: str = "UN") -> float | None:
+    if not as_in_the_paper(entry):
+        return None
     paper, cell = paper_model_speeds("desktop"), entry.cell
     at = (cell["height"], cell["batch"]) if cell["height"] == cell["width"] else (0, 0)
     own, other = (paper.get((_machine_of(entry), cell["size"], net, *at)) for net in ("W", over))
@@ -146,8 +150,9 @@ def _other_models(entries: Sequence[Entry]) -> list[Block]:
             if timing is not None:
                 where = f"{entry.cell['height']}x{entry.cell['width']}"
                 speed = _speed_text(timing, entry.cell["batch"])
-                rows.append([name, where, str(entry.cell["batch"]), speed, _ratio_text(timing, base)])
-    return [Table(("model", "image", "batch", "images/s", "ratio to the first"), rows)] if rows else []
+                numbers = numbers_of(entry) or "float32"
+                rows.append([name, numbers, where, str(entry.cell["batch"]), speed, _ratio_text(timing, base)])
+    return [Table(("model", "numbers", "image", "batch", "images/s", "ratio to the first"), rows)] if rows else []
 
 
 def edge_blocks(entries: Sequence[Entry]) -> list[Block]:

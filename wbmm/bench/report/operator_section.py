@@ -116,6 +116,10 @@ def _curves(cells: Sequence[Entry], theirs: OpSpeeds, prefix: str) -> list[Block
         )
     if len(batches) > 1:
         charts = [_against_batch(cells, sides, theirs, f"{prefix}-batch")]
+        charts = [chart for chart in charts if chart.series]  # none in training, where no matrix is cached
+    else:
+        charts = []
+    if charts:
         blocks.append(
             Figures(
                 charts,

@@ -19,8 +19,10 @@ __all__ = [
     "OpKey",
     "OpSpeeds",
     "against_blocks",
+    "as_in_the_paper",
     "changes",
     "load_runs",
+    "numbers_of",
     "op_groups",
     "op_speeds",
     "paper_operators",
@@ -77,6 +79,18 @@ def load_runs(paths: Sequence[Path]) -> list[Machine]:
             machine = found.setdefault(tuple(entry.facts.get(key) for key in SAME), Machine(entry.facts))
             machine.benches.setdefault(entry.bench, []).append(entry)
     return list(found.values())
+
+
+def numbers_of(entry: Entry) -> str:
+    """In which numbers a cell was computed, and whether compiled; empty for float32 in eager PyTorch."""
+    dtype = entry.cell.get("dtype", "float32")
+    words = [] if dtype == "float32" else [f"{dtype} autocast" if entry.cell.get("autocast") else str(dtype)]
+    return ", ".join([*words, *["compiled"] * bool(entry.cell.get("compiled"))])
+
+
+def as_in_the_paper(entry: Entry) -> bool:
+    """Whether its findings can be put to a cell: float32, eager, and of an operator the forward pass."""
+    return not numbers_of(entry) and entry.cell.get("mode", "forward") == "forward"
 
 
 def op_groups(entries: Sequence[Entry]) -> dict[tuple, list[Entry]]:

@@ -129,7 +129,7 @@ def replace_pooling(module: nn.Module) -> nn.Module:
 @torch.library.custom_op("wbmm::ffn", mutates_args=())
 def opaque_ffn(
     x: Tensor,
-    gate: Tensor,
+    gate: Tensor | None,
     shortcut: Tensor,
     w1: Tensor,
     b1: Tensor,
@@ -138,7 +138,7 @@ def opaque_ffn(
     b2: Tensor,
     eps: float,
 ) -> Tensor:
-    """`reference.gated_ffn` as one node; the result is contiguous."""
+    """`reference.gated_ffn` as one node; the result is contiguous. Without a gate, `x` has been gated already."""
     grn = partial(reference.grn, gamma=gamma, beta=None, eps=eps)
     fc1, fc2 = partial(F.linear, weight=w1, bias=b1), partial(F.linear, weight=w2, bias=b2)
     return reference.gated_ffn(x, fc1, grn, fc2, gate, shortcut=shortcut).contiguous()
@@ -180,7 +180,7 @@ class OpaqueFeedForward(nn.Module):
         super().__init__()
         self.ffn = ffn
 
-    def forward(self, x: Tensor, gate: Tensor, shortcut: Tensor) -> Tensor:
+    def forward(self, x: Tensor, gate: Tensor | None, shortcut: Tensor) -> Tensor:
         ffn = self.ffn
         fc1, fc2 = ffn.fc1, ffn.fc2
         return opaque_ffn(x, gate, shortcut, fc1.weight, fc1.bias, ffn.gamma, fc2.weight, fc2.bias, ffn.eps)

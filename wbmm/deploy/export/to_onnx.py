@@ -22,6 +22,7 @@ __all__ = ["OPSET", "ints", "metadata", "onnx_program", "operators", "save_onnx"
 
 OPSET = 20  # the first with GELU
 LIMIT = 2**31  # bytes of a protobuf file
+_TO_LAST, _TO_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]  # [B, C, H, W] to [B, H, W, C], and back
 _PAD_MODES = {"zeros": "constant", "reflect": "reflect", "replicate": "edge"}
 
 
@@ -143,7 +144,8 @@ def _windowed_product(x, matrix, window, bias=None, shortcuts=0, padding_mode="z
 def _windowed_convolution(x, kernel, window, bias=None, padding_mode="zeros"):
     """`wbmm::windowed_convolution`: pad, windows to the batch, convolve, merge, crop.
 
-    Windows are cut from the channels-last map, which is how OpenVINO has it around a convolution.
+    Windows are cut from the channels-last map, which is how OpenVINO has it around a convolution: the transpositions
+    next to one are free there.
     """
     op, (wh, ww), channels = operators(), map(int, window), kernel.shape[0]
     operands = (kernel,) if bias is None else (kernel, bias)
@@ -155,16 +157,44 @@ def _windowed_convolution(x, kernel, window, bias=None, padding_mode="zeros"):
     if list(x.shape[2:]) == [wh, ww]:
         return convolve(x)
     batch, size, grid, padded = _window_sizes(x, wh, ww)
+    across = -(-x.shape[3] // ww) if isinstance(x.shape[3], int) else None
+    x = _cut(_pad(x, size, padded, padding_mode), batch, grid, window, channels, across)
+    windows = op.Transpose(op.Reshape(x, ints(-1, wh, ww, channels)), perm=_TO_FIRST)
+    out = op.Transpose(convolve(windows), perm=_TO_LAST)
+    out = _merge(out, batch, grid, padded, window, channels, across)
+    return _crop(op.Transpose(out, perm=_TO_FIRST), size, padded)
+
+
+def _cut(x, batch, grid, window, channels: int, across: int | None):
+    """A map `[B, C, H, W]` as what can be reshaped to windows `[N, wh, ww, C]`.
+
+    Where the number of windows in a row is known, the map is split into strips as wide as a window, and a strip is a
+    number of windows already. OpenVINO copies that once; moving an axis, which is the general form, up to three times.
+    """
+    op, (wh, ww) = operators(), map(int, window)
+    if across is not None:
+        strips = op.Concat(*_split(x, across, 3), axis=0)
+        return op.Transpose(strips, perm=_TO_LAST)
     rows, columns = op.Split(grid, num_outputs=2, axis=0)
     cut = op.Concat(batch, rows, ints(wh), columns, ints(ww, channels), axis=0)
-    x = op.Transpose(_pad(x, size, padded, padding_mode), perm=[0, 2, 3, 1])
-    x = op.Transpose(op.Reshape(x, cut), perm=[0, 1, 3, 2, 4, 5])
-    x = op.Transpose(op.Reshape(x, ints(-1, wh, ww, channels)), perm=[0, 3, 1, 2])
-    out = op.Transpose(convolve(x), perm=[0, 2, 3, 1])
-    out = op.Reshape(out, op.Concat(batch, grid, ints(wh, ww, channels), axis=0))
+    return op.Transpose(op.Reshape(op.Transpose(x, perm=_TO_LAST), cut), perm=[0, 1, 3, 2, 4, 5])
+
+
+def _merge(windows, batch, grid, padded, window, channels: int, across: int | None):
+    """Windows `[N, wh, ww, C]`, in the order of `_cut`, as a map `[B, H, W, C]`."""
+    op, (wh, ww) = operators(), map(int, window)
+    if across is not None:
+        height = op.Slice(padded, ints(0), ints(1))
+        strips = op.Reshape(windows, op.Concat(ints(-1), height, ints(ww, channels), axis=0))
+        return op.Concat(*_split(strips, across, 0), axis=2)
+    out = op.Reshape(windows, op.Concat(batch, grid, ints(wh, ww, channels), axis=0))
     out = op.Transpose(out, perm=[0, 1, 3, 2, 4, 5])
-    out = op.Transpose(op.Reshape(out, op.Concat(batch, padded, ints(channels), axis=0)), perm=[0, 3, 1, 2])
-    return _crop(out, size, padded)
+    return op.Reshape(out, op.Concat(batch, padded, ints(channels), axis=0))
+
+
+def _split(x, count: int, axis: int) -> list:
+    """Equal parts of a tensor along an axis."""
+    return [x] if count == 1 else list(operators().Split(x, num_outputs=count, axis=axis))
 
 
 def _pad(x, size, padded, mode: str):
@@ -205,7 +235,7 @@ def _ffn_by_convolutions(x, gate, shortcut, w1, b1, gamma, w2, b2, eps=1e-6):
     one and adds the shortcut in the second.
     """
     op, one = operators(), operators().Constant(value_float=1.0)
-    x = op.Mul(x, op.Unsqueeze(gate, ints(2, 3)))
+    x = x if gate is None else op.Mul(x, op.Unsqueeze(gate, ints(2, 3)))
     hidden = op.Gelu(op.Conv(x, op.Unsqueeze(w1, ints(2, 3)), b1))
     norm = op.ReduceL2(hidden, ints(2, 3))
     mean = op.Add(op.ReduceMean(norm, ints(1)), op.Constant(value_float=float(eps)))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from timm.layers import LayerNorm2d
 from torch import Tensor
 
@@ -17,11 +18,12 @@ from wbmm.extras import need
 from wbmm.io.card import ModelCard
 from wbmm.io.digest import DIGEST_KEY, EMPTY, seal
 from wbmm.io.reader import METADATA_KEY
+from wbmm.layers.block import FusedBlock
 from wbmm.models.wbmm import Downsample, Stem
 
-from .graph import make_opaque
+from .graph import ConvolvedMixer, make_opaque
 
-__all__ = ["MapNorm", "openvino_from_onnx", "rewrite_for_openvino", "save_openvino"]
+__all__ = ["MapNorm", "WindowBlock", "openvino_from_onnx", "rewrite_for_openvino", "save_openvino"]
 
 _PAIRS = {Stem: (("conv1", "norm1"), ("conv2", "norm2")), Downsample: (("conv", "norm"),)}
 
@@ -42,6 +44,26 @@ class MapNorm(nn.Module):
         x = x if self.centred else x - x.mean(1, keepdim=True)
         variance = torch.linalg.vector_norm(x, dim=1, keepdim=True).square() / x.shape[1]
         return x * torch.rsqrt(variance + self.eps) * self.weight[:, None, None] + self.bias[:, None, None]
+
+
+class WindowBlock(nn.Module):
+    """A fused block whose mixer cuts windows, gated while the map is `[B, H, W, C]` in the graph.
+
+    The windows are merged to such a map, and the first linear, a convolution, reads it as it is: nothing is transposed.
+    """
+
+    def __init__(self, block: FusedBlock) -> None:
+        super().__init__()
+        self.mixer, self.se, self.ffn = block.mixer, block.se, block.ffn
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.mixer(x)
+        known = all(isinstance(side, int) for side in x.shape[2:])  # a comparison would fix a dynamic size
+        if known and list(x.shape[2:]) == list(self.mixer.mixer.window):  # a single window is not cut
+            return self.ffn(out, self.se(out), x)
+        last = out.permute(0, 2, 3, 1)
+        gate = torch.sigmoid(self.se.fc2(F.relu(self.se.fc1(last.mean((1, 2))))))
+        return self.ffn((last * gate[:, None, None]).permute(0, 3, 1, 2), None, x)
 
 
 def _is_affine(module: nn.Module) -> bool:
@@ -65,7 +87,12 @@ def rewrite_for_openvino(net: nn.Module) -> nn.Module:
         for name, child in parent.named_children():
             if _is_affine(child):
                 setattr(parent, name, MapNorm(child, centred=False))
-    return make_opaque(net, convolutions=True)
+    make_opaque(net, convolutions=True)
+    for parent in list(net.modules()):
+        for name, child in parent.named_children():
+            if type(child) is FusedBlock and child.se is not None and isinstance(child.mixer, ConvolvedMixer):
+                setattr(parent, name, WindowBlock(child))
+    return net
 
 
 def openvino_from_onnx(converted):

@@ -1,5 +1,6 @@
 """From any file to one in fewer bits: export, choose, convert, run, compare; only then does it get its name."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,7 @@ __all__ = [
     "check_request",
     "convert_precision",
     "float_file",
+    "float_layers",
     "target_of",
 ]
 
@@ -144,6 +146,11 @@ def float_file(
     return path, open_runner(path).card
 
 
+def float_layers(backend, layers: Sequence[Layer] | None = None) -> set[str]:
+    """The names of the layers that INT8 makes no faster in the runtime of a backend."""
+    return {layer.name for layer in layers or backend.layers() if layer.group in backend.float_groups}
+
+
 def _demand_float(path: Path, card: ModelCard) -> None:
     if card.dtype != "float32":
         raise ValueError(f"{path} is in {card.dtype} already: give the file in float32 that it was made from")
@@ -154,7 +161,7 @@ def convert_precision(
     precision: str,
     output: Path,
     calibration: Calibration,
-    keep: tuple[str, ...] = (),
+    keep: Sequence[str] | None = None,
     target: float = 99.0,
     look: bool = False,
     force: bool = False,
@@ -165,7 +172,7 @@ def convert_precision(
         backend: of `BACKENDS`, for the float file.
         precision: of `PRECISIONS`.
         calibration: images.
-        keep: groups or names of layers that stay in float in any case.
+        keep: groups or names of layers that stay in float in any case; those that `float_layers` finds, if not given.
         target: agreement in per cent below which more of them do.
         look: measure each group by itself in any case.
 
@@ -179,7 +186,7 @@ def convert_precision(
         layers = backend.layers()
         if not layers:
             raise ValueError(f"{backend.path}: there is no layer to quantise")
-        kept = match_layers(layers, keep)
+        kept = float_layers(backend, layers) if keep is None else match_layers(layers, keep)
         with progress_bar(None, f"INT8 files tried in {backend.runtime}") as advance:
             attempt = try_layers(backend, calibration.images, calibration.others, reference, advance)
             choice = choose_layers(layers, attempt, target, kept, look)

@@ -72,6 +72,7 @@ class Onnx:
     suffix = ".onnx"
     runtime = "ONNX Runtime"
     packages = ("onnx", "onnxruntime")
+    float_groups = ()
 
     def __init__(self, path: Path, card: ModelCard, full_range: bool = False) -> None:
         need("onnx"), need("onnxruntime")

@@ -5,6 +5,7 @@ import os
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 from wbmm.deploy.export.to_openvino import save_openvino
@@ -17,6 +18,7 @@ from .choose import FOLLOWS, RESHAPES, Layer, group_of_product, mark_head
 
 __all__ = ["OpenVino"]
 
+LARGEST = 3.4e38  # about the largest float32
 _CONVOLUTIONS = {"Convolution": "convolution", "GroupConvolution": "depthwise"}
 _FOLDED = RESHAPES | {"Gather", "Multiply"}
 # What carries numbers along without computing new ones.
@@ -36,6 +38,9 @@ class OpenVino:
     suffix = ".xml"
     runtime = "OpenVINO"
     packages = ("openvino", "nncf")
+    # INT8 is no faster here: each takes a pass over the map to round it, depthwise convolutions of windows have no INT8
+    # kernel, and gates are a row times a small matrix.
+    float_groups = ("depthwise", "window", "gate")
 
     def __init__(self, path: Path, card: ModelCard, full_range: bool = False) -> None:
         self.path, self.card, self.full_range = path, card, full_range
@@ -68,11 +73,31 @@ class OpenVino:
                     disable_bias_correction=True,
                 ),
             )
+        _fence_shortcuts(model)
         save_openvino(model, self.card.replace(dtype="int8"), path)
 
     def convert(self, precision: str, path: Path) -> None:
         """Writes the model with its weights in fp16; a CPU computes in float32 all the same."""
         save_openvino(read_openvino(self.path), self.card.replace(dtype="float16"), path, half=True)
+
+
+def _fence_shortcuts(model) -> None:
+    """Keeps the scale of each second linear of a feed-forward part in front of the shortcut.
+
+    OpenVINO would move the scale behind that sum and through what cuts the windows, and multiply the shortcut with its
+    inverse: more passes over the map. A scale does not move past a maximum, and one with the least number is nothing.
+    """
+    from openvino import opset13
+
+    for node in model.get_ordered_ops():
+        if node.get_type_name() != "Convolution" or _group(node) != "reduce":
+            continue
+        last = node
+        while len(takers := last.output(0).get_target_inputs()) == 1 and _is_bias(next(iter(takers)).get_node()):
+            last = next(iter(takers)).get_node()
+        fence = opset13.maximum(last.output(0), opset13.constant(np.float32(-LARGEST)))
+        for taker in takers:
+            taker.replace_source_output(fence.output(0))
 
 
 def _group(node) -> str | None:

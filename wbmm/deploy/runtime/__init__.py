@@ -35,7 +35,9 @@ __all__ = [
 EXPORTED = {".onnx": open_onnx, ".xml": open_openvino, ".pt2": open_program}
 
 
-def open_runner(source: str | Path, device: str = "cpu", model: str | None = None, ema: bool = True) -> Runner:
+def open_runner(
+    source: str | Path, device: str = "cpu", model: str | None = None, ema: bool = True, precision: str = "f32"
+) -> Runner:
     """A model that is ready to run, from any file or name.
 
     Args:
@@ -44,12 +46,15 @@ def open_runner(source: str | Path, device: str = "cpu", model: str | None = Non
         device: `cpu`, `cuda` or, for another GPU than the first, `cuda:1`. OpenVINO files run on the CPU alone.
         model: the model's name, where a checkpoint does not tell.
         ema: a checkpoint's moving average, where it has one.
+        precision: what OpenVINO computes an .xml file in, `f32` or `bf16`; INT8 layers stay what they are.
     """
     path = Path(source)
     if path.is_dir() and not timm.is_model(str(source)):
         path = run_checkpoint(path)
+    if precision != "f32" and path.suffix != ".xml":
+        raise ValueError(f"precision {precision!r} is for OpenVINO files (.xml), not for {path.name}")
     if path.suffix in EXPORTED:
-        runner = _open_exported(path, device)
+        runner = _open_exported(path, device, precision)
         check_model_name(runner.card, model)
         return runner
     if path.is_file():
@@ -65,9 +70,10 @@ def open_runner(source: str | Path, device: str = "cpu", model: str | None = Non
     raise CheckpointError(f"{name}: neither a file nor a model that timm knows{hint}")
 
 
-def _open_exported(path: Path, device: str) -> Runner:
+def _open_exported(path: Path, device: str, precision: str) -> Runner:
+    options = {"precision": precision} if path.suffix == ".xml" else {}
     try:
-        return EXPORTED[path.suffix](path, device)
+        return EXPORTED[path.suffix](path, device, **options)
     except ValueError:
         raise
     except Exception as error:  # a file that is odd in a way nobody thought of

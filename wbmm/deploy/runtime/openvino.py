@@ -85,9 +85,11 @@ class Streams:
 
     Args:
         model: an `openvino.Model` whose batch size is 1 or free.
+        precision: as of `openvino_model`.
     """
 
-    def __init__(self, model) -> None:
+    def __init__(self, model, precision: str = "f32") -> None:
+        self.precision = precision
         shape = model.inputs[0].get_partial_shape()
         shape[0] = 1
         self.model = model.clone()
@@ -96,12 +98,12 @@ class Streams:
     @cached_property
     def one(self) -> Callable:
         """For one image: all threads work on it."""
-        return openvino_model(self.model)
+        return openvino_model(self.model, precision=self.precision)
 
     @cached_property
     def many(self) -> list:
         """Requests for several: OpenVINO's own choice of how many, and of threads for each."""
-        compiled = openvino_model(self.model, hint="THROUGHPUT")
+        compiled = openvino_model(self.model, precision=self.precision, hint="THROUGHPUT")
         count = compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS")
         return [compiled.create_infer_request() for _ in range(count)]
 
@@ -144,8 +146,12 @@ def _finish(request) -> list[Tensor]:
     return [torch.from_numpy(tensor.data.copy()) for tensor in request.output_tensors]
 
 
-def open_openvino(path: Path, device: str) -> Runner:
-    """An .xml file of `wbmm export`, on the CPU; image by image where its batch size allows."""
+def open_openvino(path: Path, device: str, precision: str = "f32") -> Runner:
+    """An .xml file of `wbmm export`, on the CPU; image by image where its batch size allows.
+
+    Args:
+        precision: as of `openvino_model`.
+    """
     if device != "cpu":
         raise ValueError(f"device {device!r}: OpenVINO files run on the CPU here")
     model = read_openvino(path)
@@ -155,12 +161,13 @@ def open_openvino(path: Path, device: str) -> Runner:
     batch, size = input_sides(
         path, card, [[side.get_length() if side.is_static else None for side in s] for s in shapes]
     )
+    name = "OpenVINO" if precision == "f32" else f"OpenVINO, {precision}"
     if batch in (None, 1):
-        return Runner("OpenVINO", card, Streams(model), None, size)
-    compiled = openvino_model(model)
+        return Runner(name, card, Streams(model, precision), None, size)
+    compiled = openvino_model(model, precision=precision)
 
     def forward(images: Tensor) -> Sequence[Tensor]:
         outputs = compiled([images.numpy()])
         return [torch.from_numpy(outputs[i].copy()) for i in range(len(outputs))]
 
-    return Runner("OpenVINO", card, forward, batch, size)
+    return Runner(name, card, forward, batch, size)

@@ -31,7 +31,7 @@ class Call:
     x: Tensor
     weights: tuple[Tensor, ...]
     grad: bool
-    window: Window | None = None
+    window: Window = (0, 0)
     tables: int = 0
 
     def matrix_bytes(self) -> int:

@@ -1,5 +1,7 @@
 """All that was tuned for a CPU: oneDNN with packed weights, cache-sized blocks, backward passes written out."""
 
+from typing import Any
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -90,9 +92,17 @@ class OneDNN(Backend):
             return "in training PyTorch's convolution is oneDNN's as well" if call.grad else None
         if call.operator == "squeeze_excite":
             return "in training its small products are PyTorch's as well" if call.grad else None
-        if call.operator != "windowed":
-            return None
         dtype = computing_type(call.x)
+        chosen = thresholds(dtype)
+        rows = call.x.shape[0] * call.x.shape[2] * call.x.shape[3]
+        least = chosen.ffn_training_rows if call.operator == "gated_ffn" else chosen.windowed_training_rows
+        if call.grad and rows < least:
+            return f"below {least} rows autograd trains faster"
+        return self._better_product(call, dtype) if call.operator == "windowed" else None
+
+    @staticmethod
+    def _better_product(call: Call, dtype: torch.dtype) -> str | None:
+        """Whether windows are better multiplied with their matrix, or that in tiles."""
         convolves = computes(dtype)
         small = not all(is_convolvable(scale, dtype) for scale in scales_of(call.tables, call.window))
         if not call.grad:
@@ -112,14 +122,17 @@ class OneDNN(Backend):
                 out = windowed_training(x, [table.to(dtype) for table in tables], window, shortcuts, padding_mode)
                 return out if bias is None else out + bias[:, None, None].to(dtype)
             bias = None if bias is None else bias.to(dtype)
-            kernels = self._kernels(tables, window, shortcuts, dtype, kept)
+            inside = shortcuts if x.element_size() >= 4 else 0  # beside the 1 of a shortcut bfloat16 would lose bits
+            shortcuts -= inside
+            kernels = self._kernels(tables, window, inside, dtype, kept)
             # Zeros around a window that the edge cuts are what a convolution has there anyway.
             padded = x if padding_mode == "zeros" else pad_to_windows(x, window, padding_mode)
             out = None
             for kernel, packed, scale in kernels:
                 part = windowed_convolution(padded, kernel, scale, bias, packed)
                 out, bias = part if out is None else out.add_(part), None
-            return crop(out, *x.shape[-2:])
+            out = crop(out, *x.shape[-2:])
+            return out.add_(x, alpha=shortcuts) if shortcuts else out
 
     @staticmethod
     def _kernels(tables, window, shortcuts, dtype, kept) -> list[tuple[Tensor, Tensor | None, Window]]:
@@ -146,7 +159,7 @@ class OneDNN(Backend):
             beta = torch.zeros_like(gamma) if beta is None else beta
             with torch.autocast("cpu", enabled=False):
                 given = (x.permute(0, 2, 3, 1), gate, fc1.weight, fc1.bias, gamma, beta, fc2.weight)
-                out = ffn_training(*(tensor.to(dtype) for tensor in given), eps)
+                out = ffn_training(*(tensor.to(dtype) for tensor in given), eps)  # type: ignore[call-arg]
                 out = reference.from_rows(out if fc2.bias is None else out + fc2.bias.to(dtype))
             if scale is not None and type(norm) is nn.BatchNorm2d and norm.affine:
                 # In the norm's weight and bias the scale costs no pass over the map.
@@ -189,7 +202,7 @@ class OneDNN(Backend):
             return reference.squeeze_excite(x, fc1, fc2)
         dtype = computing_type(x)
         pooled = F.avg_pool2d(x, x.shape[-2:]).flatten(1)
-        weights = (fc1.weight, fc1.bias, fc2.weight, fc2.bias)
+        weights: Any = (fc1.weight, fc1.bias, fc2.weight, fc2.bias)
         if weights[0].element_size() < 4:
             given = [weight for weight in weights if weight is not None]
 

@@ -177,7 +177,7 @@ class _WindowedProduct(torch.autograd.Function):
         if ctx.convolve:
             return _convolve_windows(x, tables[0], window, shortcuts)
         windows = partition_windows(x, window)
-        return _merge(_multiply(windows, expand(tables, window), shortcuts), x, window)
+        return _merge(_multiply(windows, expand(list(tables), window), shortcuts), x, window)
 
     @staticmethod
     def backward(ctx, grad):

@@ -14,6 +14,8 @@ Of the wide tensors, only h is kept for the backward pass. Sums over a map are t
 Arithmetic is in float32 whatever the type of h. What follows the second product is in `residual.py`.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 import triton
@@ -29,7 +31,7 @@ from .launch import launch
 __all__ = ["META", "block", "ffn", "grid_of"]
 
 # BP positions and BF channels a program. Not tuned: the sums depend on the first.
-META = {"BP": BLOCK, "BF": 64, "num_warps": 4}
+META: dict[str, Any] = {"BP": BLOCK, "BF": 64, "num_warps": 4}
 
 
 @triton.jit

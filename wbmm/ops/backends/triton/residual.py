@@ -16,6 +16,7 @@ be lost in a plain sum of squares.
 """
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
@@ -192,8 +193,8 @@ def finish(
     return _Finish.apply(y, weight, bias, scale, shortcut, keep, mean, rstd, eps, of_batch, dtype)
 
 
-def _product(*factors: Tensor | None) -> Tensor | None:
-    """Of those that are there, in float32."""
+def _product(*factors: Tensor | None) -> Any:
+    """Of those that are there, in float32; None of none."""
     result = None
     for factor in factors:
         if factor is not None:
@@ -209,7 +210,7 @@ class _Finish(torch.autograd.Function):
         out = torch.empty_like(y, dtype=dtype)
         given = {"MEAN": mean, "FACTOR": factor, "BIAS": shift, "KEEP": keep, "SHORTCUT": shortcut}
         tensors = [y if tensor is None else tensor for tensor in given.values()]
-        flags = {name: tensor is not None for name, tensor in given.items()}
+        flags: dict[str, Any] = {name: tensor is not None for name, tensor in given.items()}
         launch(finish_kernel, grid_of(y), y, *tensors, out, *y.shape[1:], writes=(out,), **flags, **META)
         ctx.save_for_backward(y, weight, bias, scale, keep, mean, rstd)
         ctx.eps, ctx.of_batch = eps, of_batch
@@ -248,7 +249,7 @@ def _gradients(saved, wanted, of_batch: bool, grad: Tensor) -> tuple[Tensor | No
 def _sums(grad, y, mean, rstd, keep) -> tuple[Tensor, Tensor]:
     partial = _partial(y)
     written = partial.unbind()
-    flags = {"NORM": mean is not None, "KEEP": keep is not None}
+    flags: dict[str, Any] = {"NORM": mean is not None, "KEEP": keep is not None}
     mean, rstd, keep = (y if tensor is None else tensor for tensor in (mean, rstd, keep))
     arguments = grad, y, mean, rstd, keep, *written, *y.shape[1:]
     launch(sums_kernel, grid_of(y), *arguments, writes=written, **flags, **META)
@@ -263,14 +264,14 @@ def _input_gradient(grad, y, mean, rstd, factor, keep, sums, products, of_batch:
         total = y.shape[0] * y.shape[1]
         slope, level = factor * products * rstd / total, factor * sums / total
     dy = torch.empty_like(y)
-    flags = {"BATCH": of_batch, "FACTOR": factor is not None, "KEEP": keep is not None}
+    flags: dict[str, Any] = {"BATCH": of_batch, "FACTOR": factor is not None, "KEEP": keep is not None}
     tensors = (grad if tensor is None else tensor for tensor in (mean, slope, level, factor, keep))
     read = y if of_batch else grad
     launch(finish_backward_kernel, grid_of(y), grad, read, *tensors, dy, *y.shape[1:], writes=(dy,), **flags, **META)
     return dy
 
 
-def _plain_gradients(saved, wanted, eps: float, of_batch: bool, grad: Tensor) -> list[Tensor | None]:
+def _plain_gradients(saved, wanted, eps: float, of_batch: bool, grad: Tensor) -> tuple[Tensor | None, ...]:
     """The same by autograd, with a graph."""
     y, weight, bias, scale, keep, mean, rstd = saved
     out = y.float()
@@ -285,4 +286,4 @@ def _plain_gradients(saved, wanted, eps: float, of_batch: bool, grad: Tensor) ->
     inputs = y, weight, bias, scale
     asked = [tensor for tensor, wants in zip(inputs, wanted, strict=False) if wants]
     found = iter(torch.autograd.grad(out, asked, grad.to(out.dtype), create_graph=True) if asked else ())
-    return [next(found) if wants else None for wants in wanted[:4]]
+    return tuple(next(found) if wants else None for wants in wanted[:4])

@@ -14,6 +14,8 @@ channels are what fills a memory sector. Positions outside the map are masked, w
   and the type. So a run gives the same bits whatever it chose.
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -331,7 +333,13 @@ def product(
     kernel, meta = (tuned_product, {}) if config is None else (product_kernel, config.all_kwargs())
     meta = {**meta, "WH": wh, "WW": ww, "LOCAL": local_table is not None, "BIAS": bias is not None, "BI": STEP}
     macs = geometry[0] * geometry[1] * (wh * ww) ** 2
-    options = {"writes": (y,), "macs": macs, "wrapped": config is None, "SHORTCUTS": shortcuts, **dot_options(x)}
+    options: dict[str, Any] = {
+        "writes": (y,),
+        "macs": macs,
+        "wrapped": config is None,
+        "SHORTCUTS": shortcuts,
+        **dot_options(x),
+    }
     launch(kernel, grid, x, table, local, table if bias is None else bias, y, *geometry, **options, **meta)
     return y
 
