@@ -6,12 +6,12 @@
 set -uo pipefail
 cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS=1
-FIRST=(tests/train tests/data tests/mm tests/layers tests/models tests/io)
+FIRST=(tests/train tests/data tests/mm tests/layers tests/models tests/io tests/third_party tests/docs)
 output=$(mktemp)
 trap 'rm -f "$output"; kill $(jobs -p) 2>/dev/null' EXIT
 
-.venv/bin/python -m pytest -m "not heavy" "${FIRST[@]}" >"$output" 2>&1 &
-.venv/bin/python -m pytest -m "not heavy" "${FIRST[@]/#/--ignore=}"
+.venv/bin/python -m pytest -m "not heavy" --durations=10 "${FIRST[@]}" >"$output" 2>&1 &
+.venv/bin/python -m pytest -m "not heavy" --durations=10 "${FIRST[@]/#/--ignore=}"
 second=$?
 wait $!
 first=$?
