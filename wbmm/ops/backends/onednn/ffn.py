@@ -102,7 +102,7 @@ def ffn_inference(
     rows = _samples(x)
     at_once = at_once or rows_at_once(w1.shape[0], rows)
     step = max(at_once // (height * width), 1)  # samples; one block of them needs no cutting
-    scale_weight = unpacked is not None and height * width >= 2 * channels
+    scale_weight = unpacked is not None and batch > 0 and height * width >= 2 * channels
     step = 1 if scale_weight else step
     rows_each = math.ceil(height * width / math.ceil(height * width / at_once))
     samples = _cut(rows, step, 0)
