@@ -21,6 +21,8 @@ TARGETS = {
     90: ("ptxas", "sm_90a", 227 * 1024),
     120: ("ptxas-blackwell", "sm_120a", 99 * 1024),
 }
+# An older Triton brings no assembler for the newest target.
+TARGETS = {key: target for key, target in TARGETS.items() if os.path.exists(os.path.join(BIN, target[0]))}
 LAYOUTS = {"channels-last": "stride_c", "contiguous": "stride_w"}  # the stride that is 1
 TYPES = {"tf32": ("fp32", "tf32"), "ieee": ("fp32", "tf32x3"), "bf16": ("bf16", "tf32x3"), "fp16": ("fp16", "tf32x3")}
 POINTERS = {"table", "local_table", "bias", "partial", "dtable", "scale", "beta", "slope", "factor"}
