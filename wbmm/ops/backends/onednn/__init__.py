@@ -1,5 +1,6 @@
 """All that was tuned for a CPU: oneDNN with packed weights, cache-sized blocks, backward passes written out."""
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -117,7 +118,7 @@ class OneDNN(Backend):
     def windowed(self, x, tables, window, bias, shortcuts, padding_mode, grad, kept) -> Tensor:
         dtype = computing_type(x)
         x = x.to(dtype)
-        with torch.autocast("cpu", enabled=False):
+        with _without_autocast():
             if grad:
                 out = windowed_training(x, [table.to(dtype) for table in tables], window, shortcuts, padding_mode)
                 return out if bias is None else out + bias[:, None, None].to(dtype)
@@ -157,7 +158,7 @@ class OneDNN(Backend):
         if grad:
             gate = x.new_ones(x.shape[:2]) if gate is None else gate
             beta = torch.zeros_like(gamma) if beta is None else beta
-            with torch.autocast("cpu", enabled=False):
+            with _without_autocast():
                 given = (x.permute(0, 2, 3, 1), gate, fc1.weight, fc1.bias, gamma, beta, fc2.weight)
                 out = ffn_training(*(tensor.to(dtype) for tensor in given), eps)  # type: ignore[call-arg]
                 out = reference.from_rows(out if fc2.bias is None else out + fc2.bias.to(dtype))
@@ -169,7 +170,7 @@ class OneDNN(Backend):
         fits = shortcut is not None and shortcut.dtype is dtype
         inside = shortcut if fits and norm is None and scale is None and drop_path is None else None
         gate = None if gate is None else gate.to(dtype)
-        with torch.autocast("cpu", enabled=False):
+        with _without_autocast():
             out = self.ffn(x.to(dtype), gate, inside, fc1.weight, fc1.bias, grn, fc2.weight, fc2.bias, kept)
         if inside is not None:
             return out
@@ -191,7 +192,8 @@ class OneDNN(Backend):
             rest = (None if small is None else small.to(dtype) for small in (b1, gamma.flatten(), bias))
             return *packed, second, *rest
 
-        watched = [weight for weight in (w1, b1, gamma, beta, w2, b2) if weight is not None]
+        converted = () if w1.dtype is dtype else (b1, gamma)  # else they are used as they are
+        watched = [weight for weight in (w1, w2, beta, b2, *converted) if weight is not None]
         made = build() if kept is None else kept.get(f"linears {dtype}", watched, build, sampled=True)
         first, second, unpacked, bias1, gamma, bias2 = made
         return ffn_inference(x, gate, shortcut, first, bias1, gamma, second, bias2, eps, unpacked=unpacked)
@@ -210,7 +212,7 @@ class OneDNN(Backend):
                 return [None if weight is None else weight.float() for weight in weights]
 
             weights = build() if kept is None else kept.get("gate", given, build, sampled=True)
-        with torch.autocast("cpu", enabled=False):
+        with _without_autocast():
             hidden = F.linear(pooled.to(weights[0].dtype), *weights[:2]).relu_()
             return F.linear(hidden, *weights[2:]).sigmoid_().to(dtype)
 
@@ -224,6 +226,11 @@ class OneDNN(Backend):
             f"weight {dtype}", (weight,), lambda: pack_conv(weight.to(dtype), geometry, x.shape), sampled=True
         )
         return packed_conv2d(x, packed, bias, geometry)
+
+
+def _without_autocast() -> AbstractContextManager:
+    """Switches autocast off where it is on: to enter it costs as much as a small operator."""
+    return torch.autocast("cpu", enabled=False) if torch.is_autocast_enabled("cpu") else nullcontext()
 
 
 def computing_type(x: Tensor) -> torch.dtype:
