@@ -3,7 +3,7 @@ PYTHON ?= python3
 RUN = .venv/bin/python
 RUFF = PYTHON=$(PYTHON) bash scripts/setup_env.sh lint
 
-.PHONY: help env env-full demo test test-fast test-heavy test-gpu lint format notebooks docs docs-serve docs-demo zoo \
+.PHONY: help env env-docs env-full demo test test-fast test-heavy test-gpu lint format notebooks docs docs-serve docs-demo zoo \
 	lock clean clean-env
 
 help: ## list the targets
@@ -11,6 +11,9 @@ help: ## list the targets
 
 env: ## set up the core, train and export environment
 	@PYTHON=$(PYTHON) bash scripts/setup_env.sh demo
+
+env-docs:
+	@PYTHON=$(PYTHON) bash scripts/setup_env.sh docs
 
 env-full: ## set up everything, mmcv's operators included (about 15 minutes the first time)
 	@PYTHON=$(PYTHON) bash scripts/setup_env.sh full
@@ -27,7 +30,7 @@ test-fast: env ## operators, layers, models and files: under 3 minutes, without 
 	$(RUN) -m pytest -m "not heavy" $(FAST)
 
 test-heavy: env-full ## the checks that take long: training to an accuracy, many kills, compiling
-	$(RUN) -m pytest -m heavy
+	bash scripts/run_tests.sh heavy
 
 test-gpu: env-full ## tests and benchmarks for an NVIDIA GPU; writes gpu_check.txt
 	bash scripts/gpu_check.sh
@@ -38,10 +41,10 @@ notebooks: env-full ## run the notebooks and keep their outputs
 docs-demo: env ## build the page that runs in a browser into build/site/demo; needs npm
 	$(RUN) scripts/build_demo.py
 
-docs: env-full ## build the documentation site into build/site; warnings are errors
+docs: env-docs ## build the documentation site into build/site; warnings are errors
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --strict
 
-docs-serve: env-full ## show the site on this machine, rebuilt as you write
+docs-serve: env-docs ## show the site on this machine, rebuilt as you write
 	NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs serve
 
 zoo: env ## write the cards and tables of models/ from wbmm/zoo.yaml

@@ -23,7 +23,7 @@ EXTRAS = {
     "wandb": ["wandb>=0.19"],
     "app": ["gradio>=6"],
     "analyze": ["grad-cam>=1.5.5", "matplotlib>=3.8"],
-    "docs": ["mkdocs-material>=9.6", "mkdocstrings[python]>=0.30", "mkdocs-jupyter>=0.25"],
+    "docs": ["mkdocs-material>=9.6", "mkdocstrings[python]>=0.30"],
     "dev": [
         "pytest>=8",
         "pytest-timeout>=2.3",

@@ -41,6 +41,7 @@ SECTIONS = {
     "lint": ["ruff"],
     "build": ["setuptools>=80,<82", "wheel", "packaging", "ninja", "torch", "torchvision"],
     "demo": ["wbmm[train,export,dev]"],
+    "docs": ["wbmm[docs]"],
     "full": ["wbmm[all]"],
     "mmcv": [],  # from source, against everything above
 }

@@ -2,6 +2,7 @@
 # Set up the environment of this checkout as .venv/.
 #
 #   scripts/setup_env.sh demo      core + train + export, and what the tests need
+#   scripts/setup_env.sh docs      the same, and what builds the site
 #   scripts/setup_env.sh full      everything, with mmcv's operators built from source
 #   scripts/setup_env.sh lint      ruff alone, without .venv/; prints its path
 #   scripts/setup_env.sh remove    delete every cached environment
@@ -19,18 +20,19 @@ cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
 ENV_HOME=${WBMM_ENV_HOME:-${XDG_CACHE_HOME:-$HOME/.cache}/wbmm/env}
 PROFILE=${1:-full}
-declare -A SECTIONS=([lint]="lint" [demo]="lint build demo" [full]="lint build demo full")
-declare -A EXTRAS=([demo]="train,export,dev" [full]="all")
+declare -A SECTIONS=([lint]="lint" [demo]="lint build demo" [docs]="lint build demo docs"
+    [full]="lint build demo docs full")
+declare -A EXTRAS=([demo]="train,export,dev" [docs]="train,export,dev,docs" [full]="all")
 
 say() { printf '[setup] %s\n' "$*" >&2; }
 
 if [ "$PROFILE" = remove ]; then
-    rm -rf "$ENV_HOME"/lint-* "$ENV_HOME"/demo-* "$ENV_HOME"/full-*
+    rm -rf "$ENV_HOME"/lint-* "$ENV_HOME"/demo-* "$ENV_HOME"/docs-* "$ENV_HOME"/full-*
     say "removed the environments in $ENV_HOME"
     exit 0
 fi
 if [ -z "${SECTIONS[$PROFILE]:-}" ]; then
-    say "unknown profile '$PROFILE': expected one of lint, demo, full, remove"
+    say "unknown profile '$PROFILE': expected one of lint, demo, docs, full, remove"
     exit 2
 fi
 if ! "$PYTHON" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info < (3, 13))'; then
