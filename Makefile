@@ -12,7 +12,7 @@ help: ## list the targets
 env: ## set up the core, train and export environment
 	@PYTHON=$(PYTHON) bash scripts/setup_env.sh demo
 
-env-docs:
+env-docs: ## the same, and what builds the site
 	@PYTHON=$(PYTHON) bash scripts/setup_env.sh docs
 
 env-full: ## set up everything, mmcv's operators included (about 15 minutes the first time)

@@ -1,8 +1,9 @@
 """tools/compare.py on a tiny budget: the page, and that finished runs are not run again."""
 
+import shutil
 from pathlib import Path
 
-from wbmm.bench.compare import Entry, main, parse_entry
+from wbmm.bench.compare import Contender, main, parse_entry
 from wbmm.train.log import read_metrics
 
 CONFIG = Path(__file__).parents[2] / "configs" / "digits.yaml"
@@ -18,10 +19,14 @@ SMALL = [
 
 
 def command(tmp_path, *changes):
-    models = ["test_convnext", "test_convnext2"]
     page = tmp_path / "page.md"
-    arguments = [str(CONFIG), "--models", *models, "--seeds", "0", "1", "--out", str(tmp_path / "runs")]
-    return main([*arguments, "--results", str(page), "--set", *SMALL, *changes]), page
+    options = arguments(tmp_path / "runs", "0", "1")
+    return main([*options, "--results", str(page), "--set", *SMALL, *changes]), page
+
+
+def arguments(out, *seeds):
+    models = ["test_convnext", "test_convnext2"]
+    return [str(CONFIG), "--models", *models, "--seeds", *seeds, "--out", str(out)]
 
 
 def test_compare_writes_a_page_and_does_not_repeat_finished_runs(tmp_path):
@@ -47,6 +52,26 @@ def test_a_run_of_another_recipe_is_not_taken_for_this_one(tmp_path, capsys):
     assert "holds a run of another recipe" in capsys.readouterr().err
 
 
+def test_records_of_finished_runs_stand_for_them(tmp_path, capsys):
+    kept = tmp_path / "kept"
+    assert main([*arguments(tmp_path / "runs", "0"), "--records", str(kept), "--set", *SMALL]) == 0
+    assert sorted(path.name for path in kept.rglob("*") if path.is_file()) == sorted(
+        2 * ["config.yaml", "metrics.jsonl", "status.json"]
+    )
+    assert "out:" not in (kept / "test_convnext-seed0" / "config.yaml").read_text()
+    shutil.rmtree(tmp_path / "runs")
+    capsys.readouterr()
+    elsewhere = [*arguments(tmp_path / "other", "0", "1"), "--records", str(kept), "--finished", "--set", *SMALL]
+    assert main(elsewhere) == 0, "nothing is trained"
+    assert not (tmp_path / "other" / "test_convnext-seed0").exists()
+    assert f"{read_metrics(kept / 'test_convnext-seed0')[-1]['top1']:.2f}" in capsys.readouterr().out
+    assert main([*elsewhere, "optim.lr=1e-3"]) == 1
+    assert "holds a run of another recipe" in capsys.readouterr().err
+    empty = [*arguments(tmp_path / "other", "0"), "--records", str(tmp_path / "none"), "--finished", "--set", *SMALL]
+    assert main(empty) == 1
+    assert "no run of this recipe is finished" in capsys.readouterr().err
+
+
 def test_a_net_of_ours_may_have_another_operator():
-    assert parse_entry("wbmm_a:dw7") == Entry("wbmm_a-dw7", "wbmm_a", {"mixer": "dw7"})
-    assert parse_entry("convnext_atto") == Entry("convnext_atto", "convnext_atto")
+    assert parse_entry("wbmm_a:dw7") == Contender("wbmm_a-dw7", "wbmm_a", {"mixer": "dw7"})
+    assert parse_entry("convnext_atto") == Contender("convnext_atto", "convnext_atto")

@@ -13,7 +13,7 @@ from wbmm.bench.operators import paper_figures
 from wbmm.bench.report import build_blocks
 from wbmm.bench.report.chart import Axis, Chart, Point, Series
 from wbmm.bench.report.findings import net_findings, operator_findings
-from wbmm.bench.report.page import Table
+from wbmm.bench.report.page import TableBlock
 from wbmm.bench.report.runs import changes, load_runs, op_speeds, split_name
 from wbmm.bench.seg import paper_speeds
 from wbmm.bench.speed import paper_model_speeds
@@ -139,7 +139,7 @@ def test_names_of_operators():
 
 
 def test_the_papers_figures_have_columns_of_their_own(run):
-    tables = [block for block in build_blocks(load_runs([run])) if isinstance(block, Table)]
+    tables = [block for block in build_blocks(load_runs([run])) if isinstance(block, TableBlock)]
     assert len(tables) >= 8
     for table in tables:
         for i, head in enumerate(table.headers):
@@ -305,16 +305,18 @@ def test_other_numbers_are_not_mixed_with_float32(tmp_path):
     slower = [Entry(e.bench, e.cell | half, e.results, FACTS, "wbmm bench it") for e in net_entries(gain=0.5)]
     folder = write(write(tmp_path / "runs", net_entries(gain=1.2)) / "half", slower).parent
     both, alone = (build_blocks(load_runs([path])) for path in (folder, folder / "half"))
-    tables = [block for block in both if isinstance(block, Table)]
+    tables = [block for block in both if isinstance(block, TableBlock)]
     titles = [str(row[0]) for table in tables for row in table.rows]
     assert "P, 224 px, batch 16" in titles
     assert "P, 224 px, batch 16, bfloat16 autocast" in titles
     verdicts = [[row[-1] for row in block.rows] for block in (tables[0],)]
     assert verdicts == [[row[-1] for row in next(b for b in build(net_entries(gain=1.2), tmp_path)).rows]]
-    assert all("not measured" in " ".join(map(str, row)) for row in next(b for b in alone if isinstance(b, Table)).rows)
+    assert all(
+        "not measured" in " ".join(map(str, row)) for row in next(b for b in alone if isinstance(b, TableBlock)).rows
+    )
 
 
 def build(entries, folder):
     """The tables of a report."""
     runs = load_runs([write(folder / "only", entries)])
-    return [block for block in build_blocks(runs) if isinstance(block, Table)]
+    return [block for block in build_blocks(runs) if isinstance(block, TableBlock)]

@@ -1,6 +1,8 @@
 """Models against each other: the same recipe, several seeds, one table with mean, spread and speed.
 
-Every run has its own folder and is resumed where it stopped; finished ones are not run again.
+Every run has its own folder and is resumed where it stopped; finished ones are not run again. With `--records` a small
+copy of each finished run (configuration and metrics, no weights) is kept in a folder that can be committed, so that the
+comparison goes on elsewhere.
 """
 
 import argparse
@@ -11,6 +13,7 @@ from pathlib import Path
 from statistics import mean, median, stdev
 
 import timm
+import yaml
 
 import wbmm.models  # noqa: F401  (registers them)
 from wbmm.handler import run_command
@@ -20,10 +23,10 @@ from wbmm.text import render_table
 from wbmm.train.config import TrainConfig, load_config, to_dict
 from wbmm.train.console import duration
 from wbmm.train.fit import fit
-from wbmm.train.log import METRICS_FILE
+from wbmm.train.log import METRICS_FILE, STATUS_FILE
 from wbmm.train.runs import RunFacts
 
-__all__ = ["Entry", "add_arguments", "compare", "main", "parse_entry", "results_page", "run"]
+__all__ = ["Contender", "add_arguments", "compare", "main", "parse_entry", "results_page", "run"]
 
 MAY_DIFFER = {"out", "resume", "timeout", "device", "save", "log"}
 HEAD = ("model", "parameters, M", "top-1 of each seed, %", "mean", "spread (highest - lowest)", "standard deviation")
@@ -33,7 +36,7 @@ SPEED = ("training images/s, median of seeds", "relative speed", "time a run")
 
 
 @dataclass(frozen=True)
-class Entry:
+class Contender:
     """What is compared.
 
     Attributes:
@@ -47,10 +50,10 @@ class Entry:
     args: dict = field(default_factory=dict)
 
 
-def parse_entry(text: str) -> Entry:
+def parse_entry(text: str) -> Contender:
     """`NAME`, or `NAME:MIXER` for a net of ours with another operator in its W blocks."""
     name, _, mixer = text.partition(":")
-    return Entry(text.replace(":", "-"), name, {"mixer": mixer} if mixer else {})
+    return Contender(text.replace(":", "-"), name, {"mixer": mixer} if mixer else {})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,6 +62,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", nargs="+", required=True, type=parse_entry, metavar="NAME[:MIXER]", help=models)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--out", type=Path, help="folder of the runs (default: runs/compare-<config>)")
+    records = "folder that keeps config and metrics of finished runs; what it holds is not run again"
+    parser.add_argument("--records", type=Path, metavar="DIR", help=records)
+    parser.add_argument("--finished", action="store_true", help="train nothing: the page of what is finished")
     parser.add_argument("--results", type=Path, help="the page to write (default: results.md in that folder)")
     parser.add_argument("--no-speed", action="store_true", help="leave speed out, of runs that shared the machine")
     parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="changes to the recipe")
@@ -73,10 +79,12 @@ def main(argv: list[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> int:
     out = args.out or Path("runs") / f"compare-{args.config.stem}"
     page = args.results or out / "results.md"
-    runs = compare(args.config, args.models, args.seeds, out, args.set)
+    runs = compare(args.config, args.models, args.seeds, out, args.set, args.records, args.finished)
     if runs is None:
         print("interrupted; the same command continues")
         return 1
+    if not runs:
+        raise ValueError(f"--finished: no run of this recipe is finished in {args.records or out}")
     page.parent.mkdir(parents=True, exist_ok=True)
     write_text(page, results_page(runs, args, args.config.stem))
     print(page.read_text())
@@ -85,21 +93,44 @@ def run(args: argparse.Namespace) -> int:
 
 
 def compare(
-    config: Path, entries: Sequence[Entry], seeds: Sequence[int], out: Path, overrides: Sequence[str] = ()
+    config: Path,
+    entries: Sequence[Contender],
+    seeds: Sequence[int],
+    out: Path,
+    overrides: Sequence[str] = (),
+    records: Path | None = None,
+    only_finished: bool = False,
 ) -> dict[str, list[RunFacts]] | None:
     """Trains what is not trained yet, the entries in turn for each seed; None if a signal stopped it.
+
+    Args:
+        records: keeps what the page needs of each finished run, and is looked at first.
+        only_finished: leave out what is not trained yet.
 
     Returns:
         The runs of each label, one a seed.
     """
+    runs: dict[str, list[RunFacts]] = {}
     for seed in seeds:
         for entry in entries:
-            folder = out / f"{entry.label}-seed{seed}"
+            name = f"{entry.label}-seed{seed}"
             model = [f"model.name={entry.model}", *(f"model.args.{k}={json.dumps(v)}" for k, v in entry.args.items())]
-            cfg = load_config(config, [*overrides, *model, f"seed={seed}", f"out={folder}", "resume=auto"])
-            if not _finished(cfg, folder) and fit(cfg).status != "finished":
+            cfg = load_config(config, [*overrides, *model, f"seed={seed}", f"out={out / name}", "resume=auto"])
+            places = [folder / name for folder in (records, out) if folder]
+            done = next((place for place in places if _finished(cfg, place)), None)
+            if done is None and only_finished:
+                continue
+            if done is None and fit(cfg).status != "finished":
                 return None
-    return {entry.label: [RunFacts(out / f"{entry.label}-seed{seed}") for seed in seeds] for entry in entries}
+            facts = RunFacts(done or out / name)
+            if records and done != records / name:
+                _keep(facts, records / name)
+            runs.setdefault(entry.label, []).append(facts)
+    return runs
+
+
+def _same_recipe(config: dict) -> dict:
+    return {key: value for key, value in config.items() if key not in MAY_DIFFER}
 
 
 def _finished(cfg: TrainConfig, folder: Path) -> bool:
@@ -107,24 +138,32 @@ def _finished(cfg: TrainConfig, folder: Path) -> bool:
     if not (folder / METRICS_FILE).is_file():
         return False
     before = RunFacts(folder)
-    now = {key: value for key, value in to_dict(cfg).items() if key not in MAY_DIFFER}
-    if before.config and {key: value for key, value in before.config.items() if key not in MAY_DIFFER} != now:
+    if before.config and _same_recipe(before.config) != _same_recipe(to_dict(cfg)):
         raise ValueError(f"{folder} holds a run of another recipe: remove it or choose another folder")
     return before.status == "finished"
 
 
+def _keep(facts: RunFacts, folder: Path) -> None:
+    """The status comes last: without it a copy does not count."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "config.yaml", yaml.safe_dump(_same_recipe(facts.config), sort_keys=False))
+    for name in (METRICS_FILE, STATUS_FILE):
+        write_text(folder / name, (facts.folder / name).read_text(encoding="utf-8"))
+
+
 def results_page(runs: dict[str, list[RunFacts]], args: argparse.Namespace, title: str) -> str:
     """Markdown: the table, then where, when and how it was measured."""
-    baseline = _speed(runs[args.models[-1].label])
+    baseline = _speed(runs[list(runs)[-1]])
     head = HEAD if args.no_speed else (*HEAD, *SPEED)
     rows = [_row(label, facts, baseline)[: len(head)] for label, facts in runs.items()]
     first = next(iter(runs.values()))[0]
     budget = f"{first.get('schedule.epochs')} epochs, {first.step} steps of {first.get('global_batch')} images"
-    changed = f" --set {' '.join(args.set)}" if args.set else ""
+    options = f" --records {args.records}" if args.records else ""
+    options += f" --set {' '.join(args.set)}" if args.set else ""
     names = (entry.model + "".join(f":{mixer}" for mixer in entry.args.values()) for entry in args.models)
     command = (
         f"python tools/compare.py {args.config} --models {' '.join(names)} "
-        f"--seeds {' '.join(map(str, args.seeds))}{changed}{' --no-speed' if args.no_speed else ''}"
+        f"--seeds {' '.join(map(str, args.seeds))}{' --no-speed' if args.no_speed else ''}{options}"
     )
     return (
         f"# {title}: {' and '.join(runs)}\n\n"

@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
     size = tuple(args.size or models[args.models[0]].card.input_size[1:])
     rows, limits = [], []
     with tempfile.TemporaryDirectory() as folder:
-        contest = Contest(models, ways, size, setting, Path(folder), args.data, args.n)
+        contest = RuntimeContest(models, ways, size, setting, Path(folder), args.data, args.n)
         facts = contest.accuracy(args.images) if args.data else {}
         for batch in args.batch:
             found, text = _measure(contest, args, batch)
@@ -228,7 +228,7 @@ def converted_file(
     return target
 
 
-class Contest:
+class RuntimeContest:
     """Models that take turns in several ways, from files that are made when they are needed.
 
     Args:
@@ -316,7 +316,9 @@ def _torch_runner(model: nn.Module, card, setting: Setting) -> Runner:
     return Runner("PyTorch", card, forward)
 
 
-def _measure(contest: Contest, args: argparse.Namespace, batch: int) -> tuple[dict[tuple[str, Way], Record], str]:
+def _measure(
+    contest: RuntimeContest, args: argparse.Namespace, batch: int
+) -> tuple[dict[tuple[str, Way], Record], str]:
     """Records of one batch size, and a sentence about the limit if that is asked for."""
     setting, models, size = contest.setting, contest.models, contest.size
     calls = contest.calls(batch)

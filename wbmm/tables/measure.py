@@ -13,7 +13,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from wbmm.bench.candidates import TrainingStep
-from wbmm.bench.compare import Entry, compare
+from wbmm.bench.compare import Contender, compare
 from wbmm.bench.memory import probe
 from wbmm.bench.setting import Setting
 from wbmm.bench.training import IMAGES, epoch_seconds, epoch_text
@@ -96,7 +96,7 @@ def train_small(
         out: folder of the runs.
         overrides: `key=value` changes to the recipe.
     """
-    entries = [Entry(row.id, row.small_model, row.small_args) for row in rows if not row.large_kernel]
+    entries = [Contender(row.id, row.small_model, row.small_args) for row in rows if not row.large_kernel]
     runs = compare(recipe, entries, range(seeds), out, overrides)
     return None if runs is None else {row_id: Small(tuple(facts)) for row_id, facts in runs.items()}
 

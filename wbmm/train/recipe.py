@@ -29,7 +29,7 @@ from .config import TrainConfig, config_from_dict, flatten, make_config, merge_v
 from .log import METRICS_FILE
 from .model import create_model
 
-__all__ = ["EPOCHS", "MODEL", "SCRATCH", "SIZE", "Choices", "Start", "choose_recipe", "find_start"]
+__all__ = ["EPOCHS", "MODEL", "SCRATCH", "SIZE", "Recipe", "Start", "choose_recipe", "find_start"]
 
 MODEL = "wbmm_t"
 SCRATCH = "scratch"  # --init scratch: no weights, though there may be some
@@ -118,7 +118,7 @@ def _check_name(name: str) -> None:
 
 
 @dataclass
-class Choices:
+class Recipe:
     """What was chosen.
 
     Attributes:
@@ -139,7 +139,7 @@ def choose_recipe(
     size: int | None = None,
     init: str | None = None,
     overrides: tuple[str, ...] = (),
-) -> Choices:
+) -> Recipe:
     """Looks at the data, the weights at hand and the machine.
 
     Args:
@@ -182,7 +182,7 @@ def choose_recipe(
     if split is not None:
         write_list(split, Path(config.data.args["file"]))
     notes = [start.note] if start.note else []
-    return Choices(config, table.fill(config), notes)
+    return Recipe(config, table.fill(config), notes)
 
 
 class ChoiceTable:

@@ -12,7 +12,7 @@ from .chart import Chart
 from .findings import findings_table, net_findings, operator_findings
 from .net_sections import SECTIONS
 from .operator_section import operator_blocks
-from .page import Block, Code, Figures, Heading, Text, to_html, to_markdown
+from .page import Block, Code, Figures, Heading, Paragraph, to_html, to_markdown
 from .runs import Machine, against_blocks, as_in_the_paper, load_runs, op_groups, op_speeds, paper_operators
 
 __all__ = ["build_blocks", "run"]
@@ -84,7 +84,7 @@ def _machine_blocks(machine: Machine) -> list[Block]:
     text = ", ".join(f"{counts[key]} {label}" for key, label in plural.items() if counts[key])
     blocks: list[Block] = [
         Heading("What holds here"),
-        Text(
+        Paragraph(
             f"The paper's findings on speed, one by one, as tests of single cells: {text}. The same rule is put to the "
             "paper's own figures. A ratio within a few per cent of 1 is noise: the tables below have its spread."
         ),
@@ -96,4 +96,4 @@ def _machine_blocks(machine: Machine) -> list[Block]:
         if name in benches:
             blocks += section(benches[name])
     versions = measured_line({**machine.facts, "date": machine.dates()})
-    return [*blocks, Heading("How it was measured"), Text(versions), Code("\n".join(machine.commands()))]
+    return [*blocks, Heading("How it was measured"), Paragraph(versions), Code("\n".join(machine.commands()))]

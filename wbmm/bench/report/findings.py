@@ -8,7 +8,7 @@ from wbmm.bench.seg import paper_speeds
 from wbmm.bench.speed import paper_model_speeds
 
 from .net_sections import by_net, cell_title, contests_of, in_order
-from .page import VERDICTS, Table
+from .page import VERDICTS, TableBlock
 from .runs import OpSpeeds, paper_training, ratio
 
 __all__ = ["Finding", "findings_table", "net_findings", "operator_findings"]
@@ -55,7 +55,7 @@ class Finding:
         return f"{good} of {len(values)}; {self.show(low[1])} ({low[0]}) to {self.show(high[1])} ({high[0]})"
 
 
-def findings_table(findings: Sequence[Finding]) -> Table:
+def findings_table(findings: Sequence[Finding]) -> TableBlock:
     rows = [
         [
             finding.claim,
@@ -68,7 +68,7 @@ def findings_table(findings: Sequence[Finding]) -> Table:
     ]
     marks = tuple((i, 1, finding.verdict) for i, finding in enumerate(findings))
     heads = ("the paper says", "verdict", "measured here", "the paper's own figures", "counted as true if")
-    return Table(heads, rows, theirs=(3,), marks=marks, stacked=True)
+    return TableBlock(heads, rows, theirs=(3,), marks=marks, stacked=True)
 
 
 def percent(value: float) -> str:

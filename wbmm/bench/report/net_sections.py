@@ -10,7 +10,7 @@ from wbmm.bench.training import IMAGES, epoch_text
 from wbmm.timing import Timing
 
 from .chart import Axis, Chart, Point, Series, short
-from .page import Block, Figures, Heading, Table, Text
+from .page import Block, Figures, Heading, Paragraph, TableBlock
 from .runs import as_in_the_paper, numbers_of, paper_training, ratio, ratio_range
 
 __all__ = ["SECTIONS", "by_net", "cell_title", "contests_of", "in_order"]
@@ -125,14 +125,14 @@ def model_blocks(entries: Sequence[Entry]) -> list[Block]:
             "model-ratio", "WBMM over UniRepLKNet, inference", contests, [_paper_ratio(e) for e in contests], "speed-up"
         )
         blocks += [
-            Text(
+            Paragraph(
                 "W is WBMM, UN UniRepLKNet without its large-kernel CUDA package, UA with it; all fused. Two "
                 "questions: *reference* has both nets as one would write them first (NCHW, windows as a batched "
                 "product), which is what the paper compares; *ours* has both with every fast path of this package, "
                 "where windows run as convolutions on a CPU. In brackets: the ratio at the quartiles."
             ),
             Figures([chart], "Right of the line WBMM is faster. Bars: the quartiles of both nets."),
-            Table(heads, rows, theirs=(len(heads) - 1,)),
+            TableBlock(heads, rows, theirs=(len(heads) - 1,)),
         ]
     blocks += _other_models(entries)
     return blocks
@@ -152,7 +152,7 @@ def _other_models(entries: Sequence[Entry]) -> list[Block]:
                 speed = _speed_text(timing, entry.cell["batch"])
                 numbers = numbers_of(entry) or "float32"
                 rows.append([name, numbers, where, str(entry.cell["batch"]), speed, _ratio_text(timing, base)])
-    return [Table(("model", "numbers", "image", "batch", "images/s", "ratio to the first"), rows)] if rows else []
+    return [TableBlock(("model", "numbers", "image", "batch", "images/s", "ratio to the first"), rows)] if rows else []
 
 
 def edge_blocks(entries: Sequence[Entry]) -> list[Block]:
@@ -166,7 +166,7 @@ def edge_blocks(entries: Sequence[Entry]) -> list[Block]:
         printed = f"{theirs[0] / theirs[1]:.2f}x" if all(theirs) else "--"
         rows.append([cell_title(entry), cell["runtime"], *figures, _ratio_text(own, other), printed])
     heads = ("net", "runtime", "W, images/s", "UN, images/s", "W over UN", "paper (Orin Nano): W over UN")
-    return [Heading("Edge runtimes"), Table(heads, rows, theirs=(5,))]
+    return [Heading("Edge runtimes"), TableBlock(heads, rows, theirs=(5,))]
 
 
 def train_blocks(entries: Sequence[Entry]) -> list[Block]:
@@ -184,14 +184,14 @@ def train_blocks(entries: Sequence[Entry]) -> list[Block]:
             *("W: ImageNet epoch here", "paper, 8 A800: W", "UN", "W over UN", "W: GB", "UN: GB"),
         )
         blocks += [
-            Text(
+            Paragraph(
                 "A step is forward, cross entropy, backward and AdamW, in the training form. The epoch is extrapolated "
                 f"from it: {IMAGES:,} images, without reading or augmenting them."
             ),
             Figures(
                 [chart], "Right of the line WBMM is faster. The paper's are from its time of an epoch on eight A800."
             ),
-            Table(heads, rows, theirs=(8, 9, 10, 11, 12)),
+            TableBlock(heads, rows, theirs=(8, 9, 10, 11, 12)),
         ]
     return [*blocks, *_other_models(entries)]
 
@@ -250,7 +250,7 @@ def _backbone_blocks(entries: Sequence[Entry], title: str, baseline: str, paper:
             charts.append(_dots(label, cell_title(entry), names, series, f"speed over {baseline}", left=96))
     heads = ("backbone", "net", "images/s", f"over {baseline}", "paper: images/s", f"paper: over {baseline}")
     caption = f"Right of the line a backbone is faster than {baseline}. Bars: quartiles."
-    return [Heading(title), Text(text), Figures(charts, caption), Table(heads, rows, theirs=(4, 5))]
+    return [Heading(title), Paragraph(text), Figures(charts, caption), TableBlock(heads, rows, theirs=(4, 5))]
 
 
 def seg_blocks(entries: Sequence[Entry]) -> list[Block]:

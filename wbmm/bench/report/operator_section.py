@@ -6,7 +6,7 @@ from wbmm.bench.log import Entry
 from wbmm.bench.operators import BASELINE, MODES
 
 from .chart import Axis, Chart, Point, Series, short
-from .page import Block, Figures, Heading, Table, Text
+from .page import Block, Figures, Heading, Paragraph, TableBlock
 from .runs import OpSpeeds, op_groups, op_speeds, paper_operators, ratio_range, split_name
 
 __all__ = ["operator_blocks"]
@@ -35,7 +35,7 @@ def operator_blocks(entries: Sequence[Entry]) -> list[Block]:
         what = f"{dtype}{f' ({precision})' if on_gpu and dtype == 'float32' else ''}, {layout}, {MODES[mode]}"
         if number or len(op_groups(entries)) > 1:
             blocks.append(Heading(what, 3))
-        blocks.append(Text(_intro(cells, channels, what)))
+        blocks.append(Paragraph(_intro(cells, channels, what)))
         theirs = paper_operators() if mode == "forward" and dtype == "float32" and channels == 256 else {}
         blocks += _curves(cells, theirs, f"op{number or ''}")
         if mode == "forward" and dtype in limits:
@@ -257,7 +257,7 @@ def _roofline(cells: Sequence[Entry], limits: Entry, prefix: str) -> list[Block]
         [roof, *series],
         height=280,
     )
-    table = Table(
+    table = TableBlock(
         ("operator", "map", "FLOPs a byte", "GFLOP/s", "GB/s", "share of the roof"),
         [[n, f"{s}x{s}", f"{x:.1f}", f"{y:.1f}", f"{g:.1f}", f"{part:.0%}"] for n, s, x, y, g, part in rows],
         folded="Arithmetic intensity and rates of each operator",
@@ -287,11 +287,13 @@ def _tables(cells: Sequence[Entry], theirs: OpSpeeds) -> list[Block]:
                 heads.append("paper's ratio")
         rows = [[name, *(text for cell in own for text in _figures(cell, name, theirs))] for name in names]
         blocks.append(
-            Table(heads, rows, theirs=paper_columns, folded=f"All operators at batch {batch}: ratios are to {BASELINE}")
+            TableBlock(
+                heads, rows, theirs=paper_columns, folded=f"All operators at batch {batch}: ratios are to {BASELINE}"
+            )
         )
     missing = _missing(cells)
     if missing:
-        blocks.append(Text(f"Not run: {missing}."))
+        blocks.append(Paragraph(f"Not run: {missing}."))
     return blocks
 
 

@@ -9,7 +9,7 @@ from wbmm.text import render_table
 
 from .chart import STYLE, Chart
 
-__all__ = ["VERDICTS", "Block", "Code", "Figures", "Heading", "Table", "Text", "to_html", "to_markdown"]
+__all__ = ["VERDICTS", "Block", "Code", "Figures", "Heading", "Paragraph", "TableBlock", "to_html", "to_markdown"]
 
 VERDICTS = {"holds": "holds here", "partly": "in part", "fails": "does not", "unknown": "not measured"}
 
@@ -23,7 +23,7 @@ class Heading:
 
 
 @dataclass(frozen=True)
-class Text:
+class Paragraph:
     """A paragraph."""
 
     text: str
@@ -37,7 +37,7 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Table:
+class TableBlock:
     """Columns of text.
 
     Attributes:
@@ -64,7 +64,7 @@ class Figures:
     caption: str
 
 
-Block = Heading | Text | Code | Table | Figures
+Block = Heading | Paragraph | Code | TableBlock | Figures
 
 CSS = """
 :root{color-scheme:light dark;--ink:#1c2430;--faint:#5b6675;--rule:#dde3ea;--ground:#f4f6f9;--card:#fff;
@@ -140,7 +140,7 @@ def _html(block: Block, number: int | None) -> str:
     """`number` is that of a heading, which the links above lead to."""
     if isinstance(block, Heading):
         return f'<h{block.level} id="s{number}">{escape(block.text)}</h{block.level}>'
-    if isinstance(block, Text):
+    if isinstance(block, Paragraph):
         return f"<p>{_inline(block.text)}</p>"
     if isinstance(block, Code):
         return f"<pre><code>{escape(block.text)}</code></pre>"
@@ -151,7 +151,7 @@ def _html(block: Block, number: int | None) -> str:
     return f"<details><summary>{escape(block.folded)}</summary>{table}</details>" if block.folded else table
 
 
-def _html_table(table: Table) -> str:
+def _html_table(table: TableBlock) -> str:
     marks = {(row, column): mark for row, column, mark in table.marks}
     numeric = [all(_is_figure(row[i]) for row in table.rows) for i in range(len(table.headers))]
     wide = [max((len(row[i]) for row in table.rows), default=0) > 60 for i in range(len(table.headers))]
@@ -191,7 +191,7 @@ def to_markdown(title: str, lead: str, blocks: Sequence[Block], pictures: str) -
 def _markdown(block: Block, pictures: str) -> str:
     if isinstance(block, Heading):
         return f"{'#' * block.level} {block.text}"
-    if isinstance(block, Text):
+    if isinstance(block, Paragraph):
         return block.text
     if isinstance(block, Code):
         return f"```sh\n{block.text}\n```"

@@ -10,7 +10,7 @@ from wbmm.bench.operators import paper_figures
 from wbmm.bench.training import epoch_seconds, paper_epochs
 from wbmm.timing import Timing
 
-from .page import Block, Heading, Table, Text
+from .page import Block, Heading, Paragraph, TableBlock
 
 __all__ = [
     "LOGGED",
@@ -205,5 +205,5 @@ def against_blocks(new: Sequence[Machine], old: Sequence[Machine], name: str) ->
     shown = sorted((change for change in found if change.mark), key=lambda change: change.speed)
     rows = [[change.bench, change.cell, change.name, f"{change.speed:.2f}x"] for change in shown]
     marks = tuple((i, 3, change.mark) for i, change in enumerate(shown))
-    table = [Table(("bench", "cell", "candidate", "new speed over old"), rows, marks=marks)] if rows else []
-    return [Heading(f"Against {name}"), Text(text), *table]
+    table = [TableBlock(("bench", "cell", "candidate", "new speed over old"), rows, marks=marks)] if rows else []
+    return [Heading(f"Against {name}"), Paragraph(text), *table]
