@@ -32,7 +32,8 @@ bench() { # bench MINUTES NAME ARGUMENTS...
 peers() { bench 4 peers --rounds 7 --out "$OUT"; }
 runtime() {
     [ -e "$OUT/runtime/runtime.csv" ] || .venv/bin/wbmm bench runtime wbmm_t --baseline convnext_tiny --batch 1 16 \
-        --runtimes eager compiled openvino --precisions float32 bf16 int8 --rounds "$(rounds 7)" --out "$OUT/runtime"
+        --runtimes eager compiled openvino --precisions float32 bf16 int8 --rounds "$(rounds 7)" --limit \
+        --out "$OUT/runtime"
 }
 training() {
     bench 1 train wbmm_t --batch 16 --rounds 4 --memory --out "$OUT/training-float32"
@@ -40,7 +41,8 @@ training() {
     bench 1 train wbmm_a --baseline convnext_atto --batch 32 --px 56 112 --rounds 7 --out "$OUT/training-small"
 }
 sizes() {
-    bench 1 model wbmm_t:compact wbmm_t_hier:compact wbmm_t_dense:compact --batch 1 --px 512 --rounds 5 --out "$OUT/512"
+    bench 2 model wbmm_t:compact wbmm_t_hier:compact --baseline wbmm_t_dense:compact --batch 1 8 --px 512 --rounds 5 \
+        --out "$OUT/512"
     bench 1 model wbmm_a:compact wbmm_a:plain --baseline convnext_atto --batch 1 16 --rounds 9 --out "$OUT/small"
 }
 op() { bench 2 op --quick --out "$OUT"; }

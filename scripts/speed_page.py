@@ -1,4 +1,4 @@
-"""Fills docs/speed.md and the picture of README.md from the CSV files of `wbmm bench` in docs/results.
+"""Fills docs/speed.md, docs/results/before_after.md and the picture of README.md from the CSV files of `wbmm bench` in docs/results.
 
 A block stands between `<!-- NAME -->` and `<!-- end -->`. What has not been measured yet says so. With `--check`,
 nothing is written, and the exit status is 1 if a block differs from the files.
@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+PAGES = ("docs/speed.md", "docs/results/before_after.md", "README.md")
 PAPER = ROOT / "wbmm" / "bench" / "paper_models.csv"
 MISSING = "Not measured yet: `bash scripts/measure_cpu.sh --only {}`."
 PRECISIONS = {"float32": "float32", "bfloat16": "bfloat16", "int8": "INT8 (OpenVINO)"}
@@ -198,6 +199,60 @@ def profile(kind: str) -> Lines:
     return [*lines_of(("operator", "calls", "share of the time"), table), *measured(rows)]
 
 
+RUNTIME, SMALL, LARGE = "cpu/runtime/runtime.csv", "cpu/small/model.csv", "cpu/512/model.csv"
+STEPS, STEPS_BF16, STEPS_SMALL = (f"cpu/training-{name}/train.csv" for name in ("float32", "bfloat16", "small"))
+# What is compared, what it was, and where it is now: a file and what its row has.
+BEFORE: list[tuple[str, str, str, Row]] = [
+    *(
+        (f"WBMM-T, {label}, batch {batch}", was, RUNTIME, {"runtime": way, "computed_in": precision, "batch": batch})
+        for label, way, precision, batch, was in (
+            ("eager float32", "eager", "float32", "1", "1.02x"),
+            ("eager float32", "eager", "float32", "16", "1.20x"),
+            ("eager bf16", "eager", "bf16", "1", "0.58x"),
+            ("eager bf16", "eager", "bf16", "16", "0.73x"),
+            ("compiled with freezing, float32", "compiled", "float32", "1", "0.63x"),
+            ("compiled with freezing, bf16", "compiled", "bf16", "1", "0.71x"),
+            ("OpenVINO float32", "openvino", "float32", "1", "0.93x"),
+            ("OpenVINO bf16", "openvino", "bf16", "1", "0.90x"),
+            ("OpenVINO INT8", "openvino", "int8", "1", "0.72x"),
+        )
+    ),
+    ("wbmm_a, eager float32, batch 1", "0.83x", SMALL, {"model": "wbmm_a:compact", "batch": "1"}),
+    ("training wbmm_a, 56 px, batch 32", "0.52x", STEPS_SMALL, {"model": "wbmm_a", "height": "56"}),
+    ("training wbmm_a, 112 px, batch 32", "0.69x", STEPS_SMALL, {"model": "wbmm_a", "height": "112"}),
+    ("training WBMM-T, float32, batch 16", "0.98x", STEPS, {"model": "wbmm_t"}),
+    ("training WBMM-T, bf16 autocast, batch 16", "--", STEPS_BF16, {"model": "wbmm_t"}),
+    ("WBMM-T hier over 7x7 windows, 512 px, batch 8", "0.94x", LARGE, {"model": "wbmm_t_hier:compact", "batch": "8"}),
+]
+
+
+def before_and_now() -> Lines:
+    """The ratios of the first look beside those of the files."""
+    table, sources = [], []
+    for what, was, name, wanted in BEFORE:
+        rows = read(name)
+        found = [row for row in rows if row["model"].startswith("wbmm") and wanted.items() <= row.items()]
+        table.append([what, was, f"{float(found[0]['ratio']):.2f}x" if found else "--"])
+        sources += [rows[0]] if rows and rows[0] not in sources else []
+    compiled, eager = (
+        [
+            row
+            for row in read(RUNTIME)
+            if row["model"].startswith("wbmm")
+            and {"runtime": way, "computed_in": "float32", "batch": "1"}.items() <= row.items()
+        ]
+        for way in ("compiled", "eager")
+    )
+    if compiled and eager:
+        own = float(compiled[0]["images_per_s"]) / float(eager[0]["images_per_s"])
+        table.append(["WBMM-T, compiled over our own eager, float32, batch 1", "0.68x", f"{own:.2f}x"])
+    if not sources:
+        return [MISSING.format("runtime")]
+    commands = [f"- `{row['command']}`, {row['date']}" for row in sources]
+    where = f"{sources[0]['threads']} threads of {sources[0]['machine']}, torch {sources[0]['torch']}:"
+    return [*lines_of(("", "before", "now"), table), "", f"Measured: {where}", "", *commands]
+
+
 BLOCKS: dict[str, Callable[[], Lines]] = {
     "peers": peers,
     "runtimes": runtimes,
@@ -208,6 +263,7 @@ BLOCKS: dict[str, Callable[[], Lines]] = {
     "profile openvino": partial(profile, "openvino"),
     "profile eager": partial(profile, "eager"),
     "profile training": partial(profile, "training"),
+    "before and now": before_and_now,
     "picture": readme_picture,
 }
 
@@ -224,7 +280,7 @@ def fill(text: str) -> str:
 
 
 def main(argv: list[str]) -> int:
-    pages = [ROOT / "docs" / "speed.md", ROOT / "README.md"]
+    pages = [ROOT / name for name in PAGES]
     before = [page.read_text(encoding="utf-8") for page in pages]
     after = [fill(text) for text in before]
     if "--check" in argv:

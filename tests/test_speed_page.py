@@ -24,7 +24,7 @@ def page():
 def elsewhere(page, tmp_path, monkeypatch):
     """A copy of the pages in a folder without results."""
     (tmp_path / "docs" / "results").mkdir(parents=True)
-    for name in ("README.md", "docs/speed.md"):
+    for name in page.PAGES:
         shutil.copy(ROOT / name, tmp_path / name)
     monkeypatch.setattr(page, "ROOT", tmp_path)
     return tmp_path
@@ -44,13 +44,13 @@ def test_tables_are_those_of_the_files(page):
 
 
 def test_every_block_is_on_a_page(page):
-    text = (ROOT / "docs" / "speed.md").read_text() + (ROOT / "README.md").read_text()
+    text = "".join((ROOT / name).read_text() for name in page.PAGES)
     assert [name for name in re.findall(r"<!-- ([a-z ]+) -->\n", text) if name != "end"] == list(page.BLOCKS)
 
 
 def test_without_files_the_page_says_so(page, elsewhere):
     assert page.main([]) == 0
-    text = (elsewhere / "docs" / "speed.md").read_text()
+    text = "".join((elsewhere / name).read_text() for name in page.PAGES)
     parts = re.findall(r"Not measured yet: `bash scripts/measure_cpu.sh --only (\w+)`", text)
     assert len(parts) == len(page.BLOCKS) - 1
     script = (ROOT / "scripts" / "measure_cpu.sh").read_text()

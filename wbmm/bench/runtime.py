@@ -26,6 +26,7 @@ from wbmm.io.card import card_of, form_of
 from wbmm.io.files import load_model, run_checkpoint
 from wbmm.machine import versions
 from wbmm.models.fuse import fuse
+from wbmm.models.wbmm import WBMM
 
 from .limit import add_shares, count_gmacs, product_calls
 from .results import Record, add_output_arguments, check_out, data_name, present, say, speed_record
@@ -222,7 +223,8 @@ def converted_file(
         backend = cls(source, model.card)
         if precision == "int8":
             noise = torch.randn(CALIBRATION, model.card.input_size[0], *size)
-            backend.quantize(noise if images is None else images, float_layers(backend), target)
+            kept = float_layers(backend) if isinstance(model, WBMM) else set()  # others: as NNCF does by itself
+            backend.quantize(noise if images is None else images, kept, target)
         else:
             backend.convert(precision, target)
     return target

@@ -1,5 +1,6 @@
 """What backends keep for a layer in inference: matrices and packed weights, built once and never stale."""
 
+import ctypes
 import itertools
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -27,19 +28,42 @@ def _key(weight: Tensor) -> tuple:
     return version, weight.data_ptr(), weight.dtype, weight.device, weight.shape, weight.stride()
 
 
+def _find_memcmp() -> Callable[[int, int, int], int] | None:
+    """The C library's comparison of memory; None where it cannot be found."""
+    try:
+        found = ctypes.CDLL(None).memcmp
+    except (AttributeError, OSError, TypeError):  # Windows has no such handle
+        return None
+    found.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+    return found
+
+
+_memcmp = _find_memcmp()
+
+
+def _in_memory(weight: Tensor) -> Tensor:
+    """A view whose dimensions are in the order of their strides."""
+    return weight.permute(sorted(range(weight.ndim), key=weight.stride, reverse=True))
+
+
 def _whole(weight: Tensor) -> Callable[[], bool]:
     """A function that tells whether a tensor on a CPU has the content that it has now."""
-    # Not by NumPy, which is faster at this: a tensor that it has looked at cannot free its storage any more.
+    # Not by NumPy: a tensor that it has looked at cannot free its storage any more. `torch.equal` wakes all threads.
     kept = weight.clone()
-    return lambda: torch.equal(kept, weight)
+    if _memcmp is None or not _in_memory(weight).is_contiguous():
+        return lambda: torch.equal(kept, weight)
+    compare, size = _memcmp, kept.nbytes
+    return lambda: compare(kept.data_ptr(), weight.data_ptr(), size) == 0
 
 
 def _samples(weight: Tensor) -> Callable[[], bool]:
     """The same from some of its entries."""
-    in_memory = weight.permute(sorted(range(weight.ndim), key=weight.stride, reverse=True))
+    in_memory = _in_memory(weight)
     if not in_memory.is_contiguous():  # no view can sample it
         return _whole(weight)
-    return _whole(in_memory.view(-1)[:: weight.numel() // SAMPLES + 1])
+    some = in_memory.view(-1)[:: weight.numel() // SAMPLES + 1]
+    kept = some.clone()
+    return lambda: torch.equal(kept, some)
 
 
 def _wait(ready: torch.cuda.Event, value: Tensor) -> None:
