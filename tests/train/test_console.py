@@ -78,6 +78,16 @@ def test_lines_at_intervals_where_reports_are_far_apart(clock):
     assert lines[-1] == "evaluating: 40 of 1000 images"
 
 
+def test_reports_at_every_step_are_no_line_a_step(clock):
+    stream = io.StringIO()
+    console = make_console(4, 8, stream)
+    for step in range(1, 13):
+        record = {"step": step, "epoch": step / 4, "loss": 0.5, "lr": 1e-3, "images_per_s": 99.0}
+        console.train({**record, "data_wait": 0.0, "memory_mb": 10.0, "eta_s": 5.0})
+        clock[0] += 0.5
+    assert [line.split("  ")[1] for line in stream.getvalue().splitlines()] == ["step 1", "step 5", "step 9"]
+
+
 def test_durations():
     assert [duration(s) for s in (5, 61, 3600, 90061)] == ["0:00:05", "0:01:01", "1:00:00", "1d 01:01:01"]
 

@@ -11,6 +11,7 @@ __all__ = ["BarConsole", "Pace", "PlainConsole", "duration", "make_console"]
 KEPT = 0.9  # of the average of losses and of step times, at each step
 REFRESH_S = 0.2  # of the bar
 INTERVAL_S = 30.0  # without a line, elsewhere
+LEAST_S = 2.0  # between the lines of two reports: a small set has one at every step
 
 
 class Pace:
@@ -90,11 +91,11 @@ def make_console(epochs: int, images: int | None = None, stream=None):
 
 
 class PlainConsole:
-    """One line a report, and one whenever `INTERVAL_S` have passed without."""
+    """One line a report, unless one came `LEAST_S` before, and one whenever `INTERVAL_S` have passed without."""
 
     def __init__(self, epochs: int, stream, images: int | None = None):
         self.epochs, self.stream, self.pace = epochs, stream, Pace(epochs, images)
-        self._last = time.monotonic()
+        self._last, self._reported = time.monotonic(), -math.inf
 
     def step(self, step: int, epoch: float, loss: float, lr: float) -> None:
         self.pace.step(step, epoch, loss, lr)
@@ -103,9 +104,11 @@ class PlainConsole:
 
     def train(self, record: dict) -> None:
         self.pace.report(record)
-        self._print()
+        if time.monotonic() - self._reported >= LEAST_S:
+            self._print()
 
     def _print(self) -> None:
+        self._reported = time.monotonic()
         known = self.pace.figures
         self.message(f"epoch {known['epoch']:.2f}/{self.epochs}  step {known['step']}  {self.pace.line()}")
 
