@@ -57,6 +57,11 @@ profile() {
         [ -e "$OUT/profile-$kind/profile.csv" ] || .venv/bin/wbmm bench profile $net --runtime $kind --batch $batch \
             --rounds "$(rounds 3)" --out "$OUT/profile-$kind"
     done
+    for net in wbmm_t:compact convnext_tiny; do
+        local folder="$OUT/profile-bf16-${net%:*}"
+        [ -e "$folder/profile.csv" ] || .venv/bin/wbmm bench profile $net --runtime eager --dtype bf16 --batch 1 \
+            --rounds "$(rounds 10)" --out "$folder"
+    done
 }
 tables() { # speed alone: their small-scale accuracy stays, with its own date
     for name in cross-operator convnext; do

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -199,6 +200,19 @@ def profile(kind: str) -> Lines:
     return [*lines_of(("operator", "calls", "share of the time"), table), *measured(rows)]
 
 
+def profiles_in_bf16() -> Lines:
+    """Where the time of one image goes in bfloat16, ours and ConvNeXt, in milliseconds."""
+    parts = [read(f"cpu/profile-bf16-{name}/profile.csv") for name in ("wbmm_t", "convnext_tiny")]
+    if not all(parts):
+        return [MISSING.format("profile")]
+    table = [
+        [cell for row in pair for cell in ((row["model"], f"{float(row['ms']):.1f}") if row else ("", ""))]
+        for pair in zip_longest(*parts)
+    ]
+    heads = ("`wbmm_t`", "ms", "`convnext_tiny`", "ms")
+    return [*lines_of(heads, table), *(line for rows in parts for line in measured(rows))]
+
+
 RUNTIME, SMALL, LARGE = "cpu/runtime/runtime.csv", "cpu/small/model.csv", "cpu/512/model.csv"
 STEPS, STEPS_BF16, STEPS_SMALL = (f"cpu/training-{name}/train.csv" for name in ("float32", "bfloat16", "small"))
 # What is compared, what it was, and where it is now: a file and what its row has.
@@ -264,6 +278,7 @@ BLOCKS: dict[str, Callable[[], Lines]] = {
     "profile eager": partial(profile, "eager"),
     "profile training": partial(profile, "training"),
     "before and now": before_and_now,
+    "profiles of bfloat": profiles_in_bf16,
     "picture": readme_picture,
 }
 
