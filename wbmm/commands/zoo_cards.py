@@ -42,6 +42,8 @@ METRICS = {
 MARKS = ("<!-- zoo: written by tools/make_zoo.py -->", "<!-- end -->")  # around the table of the project's README
 NO_PAPER = "The paper has no row for it."
 NOT_MEASURED = "Not trained here."
+# Columns of docs/results that sum a run up, one in each table, and what stands before their figure.
+SCORES = {"mean": "", "test mIoU %, checkpoint": "mIoU ", "box AP": "box AP "}
 
 README = """\
 {notice}
@@ -185,7 +187,10 @@ class RunResult:
 
 
 def read_results(folder: Path) -> Iterator[RunResult]:
-    """The rows of every table in `folder` whose first column is `model`, as `tools/compare.py` writes them."""
+    """The rows of the result tables in `folder`: first column `model`, as `tools/compare.py` writes them, or `run`.
+
+    A run of `tools/dense_report.py` is named after its backbone, `wbmm-a-dense_HEADS`; of its forms the checkpoint counts.
+    """
     for path in sorted(folder.glob("*.md")):
         headers, lines = None, path.read_text(encoding="utf-8").splitlines()
         measured = next((line for line in lines if line.startswith("Measured:")), "")
@@ -198,6 +203,10 @@ def read_results(folder: Path) -> Iterator[RunResult]:
             elif headers[0] == "model" and not set(line) <= set("|-: "):
                 row = dict(zip(headers[1:], cells[1:], strict=True))
                 yield RunResult(path.stem, cells[0].strip("`"), row, measured)
+            elif headers[0] == "run" and SCORES.keys() & headers and not set(line) <= set("|-: "):
+                row = dict(zip(headers, cells, strict=True))
+                if row.pop("form", "checkpoint") == "checkpoint":
+                    yield RunResult(path.stem, cells[0].partition("_")[0].replace("-", "_"), row, measured)
 
 
 def _readme(results: list[RunResult]) -> str:
@@ -244,11 +253,12 @@ def _downstream_table(models: list[Downstream], results: list[RunResult]) -> str
 
 
 def _measured_cell(name: str, results: list[RunResult]) -> str:
-    """`98.61 (digits)` for each page that has the model; the mean over its seeds."""
+    """`98.61 (digits)` for each page that has the model; the mean over its seeds, mIoU or box AP."""
     found = [
-        f"{result.row['mean']} ([{result.page}](../docs/results/{result.page}.md))"
+        f"{label}{result.row[score]} ([{result.page}](../docs/results/{result.page}.md))"
         for result in results
-        if result.model == name and "mean" in result.row
+        for score, label in SCORES.items()
+        if result.model == name and score in result.row
     ]
     return ", ".join(found) or "-"
 
