@@ -115,3 +115,12 @@ def test_resizing_a_table_keeps_its_centre_and_its_sum():
     smooth = torch.ones(1, 169)
     torch.testing.assert_close(resize_table(smooth, (7, 7), (14, 14)).sum(), smooth.sum())
     torch.testing.assert_close(resize_table(table, (7, 7), (7, 7)), table)
+
+
+def test_an_index_first_asked_for_in_inference_mode_serves_training_too():
+    window = (3, 11)  # of no other test: it is shared
+    with torch.inference_mode():
+        relative_index(window)
+    table = torch.randn(2, num_offsets(window), requires_grad=True)
+    expand_table(table, window).sum().backward()
+    assert table.grad is not None

@@ -49,7 +49,8 @@ def relative_index(window: Window, device: torch.device | None = None) -> Tensor
         if index is None:
             index = _build_index(window)
             if is_eager(index) and not index.is_meta:  # torch.device("meta") may be the default
-                _indices[window] = index
+                with torch.inference_mode(False):  # or who trains after an inference could not use it
+                    index = _indices[window] = index.clone()
         return index.to(device)
 
 
