@@ -18,7 +18,7 @@ from statistics import median
 
 ROOT = Path(__file__).parents[1]
 CASES = ("infer:wbmm_t:1:224", "infer:wbmm_t:16:224", "infer:wbmm_a:1:224", "train:wbmm_t:8:224", "train:wbmm_a:32:56")
-CALLS = 7
+CALLS, SECONDS = 7, 4.0  # of each case in a process, at least: seven calls of 80 ms say little
 # What a process of either commit runs: plain PyTorch, so that no bench of ours has to be in both.
 DRIVER = """
 import json, sys, time
@@ -37,10 +37,11 @@ def call(kind, name, batch, size):
     return step
 
 times = {}
-for case in sys.argv[2:]:
+for case in sys.argv[3:]:
     kind, name, batch, size = case.split(":")
     run, found = call(kind, name, int(batch), int(size)), []
-    for i in range(int(sys.argv[1]) + 2):
+    begun = time.perf_counter()
+    while len(found) < int(sys.argv[1]) + 2 or time.perf_counter() - begun < float(sys.argv[2]):
         start = time.perf_counter()
         run()
         found.append(time.perf_counter() - start)
@@ -49,9 +50,9 @@ print(json.dumps(times))
 """
 
 
-def measure(tree: Path, cases: list[str], calls: int) -> dict[str, float]:
+def measure(tree: Path, cases: list[str], calls: int, seconds: float) -> dict[str, float]:
     """Seconds of each case in a process that imports `wbmm` from a folder."""
-    command = [sys.executable, "-c", DRIVER, str(calls), *cases]
+    command = [sys.executable, "-c", DRIVER, str(calls), str(seconds), *cases]
     done = subprocess.run(
         command, env={**os.environ, "PYTHONPATH": str(tree)}, cwd=tree, capture_output=True, text=True
     )
@@ -60,12 +61,14 @@ def measure(tree: Path, cases: list[str], calls: int) -> dict[str, float]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def compare(other: Path, cases: list[str], rounds: int, calls: int = CALLS) -> dict[str, list[float]]:
+def compare(
+    other: Path, cases: list[str], rounds: int, calls: int = CALLS, seconds: float = SECONDS
+) -> dict[str, list[float]]:
     """The other tree's time over this one's, for each case and round."""
     ratios = {case: [] for case in cases}
     for i in range(rounds):
         trees = [other, ROOT] if i % 2 == 0 else [ROOT, other]
-        times = {tree: measure(tree, cases, calls) for tree in trees}
+        times = {tree: measure(tree, cases, calls, seconds) for tree in trees}
         for case in cases:
             ratios[case].append(times[other][case] / times[ROOT][case])
         print(f"round {i + 1} of {rounds}", file=sys.stderr)
