@@ -24,10 +24,8 @@ demo: env ## train on handwritten digits, evaluate, fuse, export to ONNX; print 
 test: env-full ## the whole test suite
 	bash scripts/run_tests.sh
 
-FAST = tests/ops tests/layers tests/models tests/io tests/test_rooms.py tests/test_text.py tests/test_zoo.py tests/test_habits.py
-
 test-fast: env ## operators, layers, models and files: under 3 minutes, without the mm packages
-	$(RUN) -m pytest -m "not heavy" $(FAST)
+	bash scripts/run_tests.sh fast
 
 test-heavy: env-full ## the checks that take long: training to an accuracy, many kills, compiling
 	bash scripts/run_tests.sh heavy

@@ -1,21 +1,33 @@
 #!/usr/bin/env bash
-# The test suite in two processes side by side, one thread each: half the time on two cores.
+# Tests in two processes side by side, one thread each: half the time on two cores. The first half's output comes when
+# both are done.
 #
-#   scripts/run_tests.sh                  the ordinary tests; the first half's output comes when both are done
-#   scripts/run_tests.sh heavy            the heavy ones
-#   python -m pytest tests/ops -m "not heavy"   a part, as usual
+#   scripts/run_tests.sh           the ordinary tests
+#   scripts/run_tests.sh heavy     the heavy ones
+#   scripts/run_tests.sh fast      operators, layers, models and files
+#   python -m pytest tests/ops -m "not heavy"    a part, as usual
 set -uo pipefail
 cd "$(dirname "$0")/.."
-marker=${1:-not heavy}
 export OMP_NUM_THREADS=1
-FIRST=(tests/train tests/data tests/mm tests/layers tests/models tests/io tests/third_party tests/docs)
+first=(tests/train tests/data tests/mm tests/layers tests/models tests/io tests/third_party tests/docs)
+second=("${first[@]/#/--ignore=}")
+marker="not heavy"
+case ${1:-} in
+"") ;;
+heavy) marker=heavy ;;
+fast)
+    first=(tests/layers tests/models tests/io)
+    second=(tests/ops tests/test_rooms.py tests/test_text.py tests/test_zoo.py tests/test_habits.py)
+    ;;
+*) echo "run_tests.sh: '$1': expected heavy, fast or nothing" >&2 && exit 2 ;;
+esac
 output=$(mktemp)
 trap 'rm -f "$output"; kill $(jobs -p) 2>/dev/null' EXIT
 
-.venv/bin/python -m pytest -m "$marker" --durations=10 "${FIRST[@]}" >"$output" 2>&1 &
-.venv/bin/python -m pytest -m "$marker" --durations=10 "${FIRST[@]/#/--ignore=}"
-second=$?
+.venv/bin/python -m pytest -m "$marker" --durations=10 "${first[@]}" >"$output" 2>&1 &
+.venv/bin/python -m pytest -m "$marker" --durations=10 "${second[@]}"
+status=$?
 wait $!
-first=$?
+first_status=$?
 cat "$output"
-exit $((first > second ? first : second))
+exit $((first_status > status ? first_status : status))

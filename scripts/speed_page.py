@@ -26,14 +26,13 @@ def results() -> Path:
     return ROOT / "docs" / "results"
 
 
-def read(*names: str) -> list[Row]:
-    """The rows of the first of these files that there is; empty if there is none."""
-    for name in names:
-        path = results() / name
-        if path.is_file():
-            with path.open(newline="", encoding="utf-8") as file:
-                return list(csv.DictReader(file))
-    return []
+def read(name: str) -> list[Row]:
+    """The rows of a file; empty if there is none."""
+    path = results() / name
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
 
 
 def lines_of(headers: Iterable[str], rows: Iterable[Iterable[str]], text_columns: int = 1) -> Lines:
@@ -107,15 +106,7 @@ def runtimes() -> Lines:
 
 def training() -> Lines:
     """Training steps beside ConvNeXt, in float32 and under autocast, and of small nets."""
-    parts = [
-        rows
-        for files in (
-            ("cpu/training-float32/train.csv", "speed/224/train.csv"),
-            ("cpu/training-bfloat16/train.csv",),
-            ("cpu/training-small/train.csv",),
-        )
-        if (rows := read(*files))
-    ]
+    parts = [rows for name in ("float32", "bfloat16", "small") if (rows := read(f"cpu/training-{name}/train.csv"))]
     if not parts:
         return [MISSING.format("training")]
     table = [
@@ -155,7 +146,7 @@ def paper_cpu() -> Lines:
         for row in csv.DictReader(PAPER.read_text(encoding="utf-8").splitlines())
         if row["machine"] == "i7-13700K"
     }
-    rows = [row for row in read("cpu/model.csv", "speed/224/model.csv") if row["height"] == "224"]
+    rows = [row for row in read("cpu/model.csv") if row["height"] == "224"]
     if not rows:
         return [MISSING.format("model")]
     speeds = {(row["model"], int(row["batch"])): float(row["images_per_s"]) for row in rows}
@@ -193,7 +184,7 @@ def products() -> Lines:
 
 def profile(kind: str) -> Lines:
     """Where the time goes, as the benchmark wrote it."""
-    rows = read(f"cpu/profile-{kind}/profile.csv", f"speed/profile/{kind}/profile.csv")
+    rows = read(f"cpu/profile-{kind}/profile.csv")
     if not rows:
         return [MISSING.format("profile")]
     table = [[row["model"], f"{float(row['calls']):g}", f"{float(row['part']):.2f}"] for row in rows]

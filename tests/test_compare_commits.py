@@ -18,19 +18,19 @@ def script():
 
 def test_a_tree_runs_every_case(script):
     cases = ["infer:wbmm_a:1:32", "train:wbmm_a:2:32"]
-    times = script.measure(ROOT, cases, calls=1)
+    times = script.measure(ROOT, cases, calls=1, seconds=0)
     assert list(times) == cases
     assert min(times.values()) > 0
 
 
 def test_a_case_that_cannot_run_is_one_line(script):
     with pytest.raises(SystemExit, match="Unknown model \\(nosuch\\)"):
-        script.measure(ROOT, ["infer:nosuch:1:32"], calls=1)
+        script.measure(ROOT, ["infer:nosuch:1:32"], calls=1, seconds=0)
 
 
 def test_a_slower_commit_has_ratios_above_one(script, monkeypatch):
     order = []
     times = {"other": {"a": 3.0}, script.ROOT: {"a": 2.0}}
-    monkeypatch.setattr(script, "measure", lambda tree, cases, calls: order.append(tree) or times[tree])
+    monkeypatch.setattr(script, "measure", lambda tree, cases, calls, seconds: order.append(tree) or times[tree])
     assert script.compare("other", ["a"], rounds=2) == {"a": [1.5, 1.5]}
     assert order == ["other", script.ROOT, script.ROOT, "other"]
