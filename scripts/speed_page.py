@@ -1,4 +1,4 @@
-"""Fills docs/speed.md, docs/results/before_after.md and the picture of README.md from the CSV files of `wbmm bench` in docs/results.
+"""Fills the blocks of docs/speed.md, docs/results/before_after.md and README.md from the CSV files in docs/results.
 
 A block stands between `<!-- NAME -->` and `<!-- end -->`. What has not been measured yet says so. With `--check`,
 nothing is written, and the exit status is 1 if a block differs from the files.
