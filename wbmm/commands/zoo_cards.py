@@ -189,7 +189,7 @@ class RunResult:
 def read_results(folder: Path) -> Iterator[RunResult]:
     """The rows of the result tables in `folder`: first column `model`, as `tools/compare.py` writes them, or `run`.
 
-    A run of `tools/dense_report.py` is named after its backbone: `wbmm-a-dense_HEADS`. Of its forms the checkpoint counts.
+    A run of `tools/dense_report.py` is named after its backbone, `wbmm-a-dense_HEADS`. Only its checkpoint counts.
     """
     for path in sorted(folder.glob("*.md")):
         headers, lines = None, path.read_text(encoding="utf-8").splitlines()
