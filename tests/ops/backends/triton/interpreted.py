@@ -110,6 +110,7 @@ class TestWindowed:
         monkeypatch.setattr(kernels, "OFFSET_BLOCK", 1024)
         check_windowed(a_map(1, 1, (56, 50), False), (56, 56))
 
+    @pytest.mark.heavy
     def test_28(self):
         check_windowed(a_map(1, 2, (28, 17), True), (28, 28))
 
@@ -123,7 +124,9 @@ class TestWindowed:
     def test_bias_and_shortcuts(self, bias, shortcuts):
         check_windowed(a_map(1, 3, (8, 8), True), (7, 7), bias=bias, shortcuts=shortcuts)
 
-    @pytest.mark.parametrize("config", range(len(kernels.PRODUCT_CONFIGS)))
+    @pytest.mark.parametrize(
+        "config", [0, *(pytest.param(i, marks=pytest.mark.heavy) for i in range(1, len(kernels.PRODUCT_CONFIGS)))]
+    )
     def test_every_configuration_of_the_tuner(self, config, monkeypatch):
         monkeypatch.setattr(kernels, "PRODUCT_CONFIGS", kernels.PRODUCT_CONFIGS[config:])
         check_windowed(a_map(3, 18, (15, 8), True), (7, 7), shortcuts=1)

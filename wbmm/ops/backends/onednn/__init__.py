@@ -10,8 +10,13 @@ from torch import Tensor
 
 from wbmm.ops import reference
 from wbmm.ops.backends import LARGE_MATRIX, Backend, Call
-from wbmm.ops.backends.onednn.ffn import ffn_training
-from wbmm.ops.backends.onednn.windowed import (
+from wbmm.ops.profile import thresholds
+from wbmm.ops.tables import Window, scales_of
+from wbmm.ops.windows import crop, pad_to_windows
+
+from .ffn import ffn_inference, ffn_training
+from .linear import computes, missing_call, pack_weight, takes_onednn
+from .windowed import (
     is_convolvable,
     pack_conv,
     pack_kernel,
@@ -20,12 +25,6 @@ from wbmm.ops.backends.onednn.windowed import (
     windowed_convolution,
     windowed_training,
 )
-from wbmm.ops.profile import thresholds
-from wbmm.ops.tables import Window, scales_of
-from wbmm.ops.windows import crop, pad_to_windows
-
-from .ffn import ffn_inference
-from .linear import computes, missing_call, pack_weight, takes_onednn
 
 __all__ = ["OneDNN"]
 
@@ -47,9 +46,11 @@ class OneDNN(Backend):
             return f"this PyTorch has no torch.ops.mkldnn.{missing_call()}"
         if not torch.backends.mkldnn.enabled:
             return "torch.backends.mkldnn is switched off"
-        autocast = reference.autocast_type(x.device)
+        autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
         why = self._type_obstacle(call) if autocast is None else self._autocast_obstacle(call, autocast)
-        return why or getattr(self, f"_{call.operator}_obstacle")(call)
+        if why is None and call.operator == "windowed":
+            return self._windowed_obstacle(call)
+        return self._conv2d_obstacle(call) if why is None and call.operator == "conv2d" else why
 
     @staticmethod
     def _type_obstacle(call: Call) -> str | None:
@@ -75,14 +76,6 @@ class OneDNN(Backend):
         return "it works on tables, and this layer holds the matrix itself" if call.weights[0].ndim == 3 else None
 
     @staticmethod
-    def _gated_ffn_obstacle(call: Call) -> str | None:
-        return None
-
-    @staticmethod
-    def _squeeze_excite_obstacle(call: Call) -> str | None:
-        return None
-
-    @staticmethod
     def _conv2d_obstacle(call: Call) -> str | None:
         if not computes(computing_type(call.x)):
             return f"it packs float32, and bfloat16 where the processor computes it, on x86: not {call.x.dtype} here"
@@ -94,11 +87,11 @@ class OneDNN(Backend):
         if call.operator == "squeeze_excite":
             return "in training its small products are PyTorch's as well" if call.grad else None
         dtype = computing_type(call.x)
-        chosen = thresholds(dtype)
-        rows = call.x.shape[0] * call.x.shape[2] * call.x.shape[3]
-        least = chosen.ffn_training_rows if call.operator == "gated_ffn" else chosen.windowed_training_rows
-        if call.grad and rows < least:
-            return f"below {least} rows autograd trains faster"
+        if call.grad:
+            chosen, rows = thresholds(dtype), call.x.shape[0] * call.x.shape[2] * call.x.shape[3]
+            least = chosen.ffn_training_rows if call.operator == "gated_ffn" else chosen.windowed_training_rows
+            if rows < least:
+                return f"below {least} rows autograd trains faster"
         return self._better_product(call, dtype) if call.operator == "windowed" else None
 
     @staticmethod
@@ -183,9 +176,9 @@ class OneDNN(Backend):
         """
         gamma, beta, eps = grn
         dtype, rows = x.dtype, x.shape[2] * x.shape[3]
-        pack = kept is not None and takes_onednn(x)
 
         def build() -> tuple[Tensor | None, ...]:
+            pack = kept is not None and takes_onednn(x)
             bias = b2 if beta is None else F.linear(beta.flatten(), w2, b2)  # with GRN's beta
             first, second = w1.to(dtype), w2.to(dtype)
             packed = (pack_weight(weight, rows) if pack else weight for weight in (first, second))
@@ -234,5 +227,5 @@ def _without_autocast() -> AbstractContextManager:
 
 
 def computing_type(x: Tensor) -> torch.dtype:
-    """Autocast's type where it is on, else the map's own."""
-    return reference.autocast_type(x.device) or x.dtype
+    """On a CPU: autocast's type where it is on, else the map's own."""
+    return torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
