@@ -46,8 +46,8 @@ sizes() {
     bench 1 model wbmm_a:compact wbmm_a:plain --baseline convnext_atto --batch 1 16 --rounds 9 --out "$OUT/small"
 }
 op() { bench 2 op --quick --out "$OUT"; }
-model() { bench 1.5 model --preset paper --sizes p t --px 224 --batch 1 16 --rounds 5 --out "$OUT"; }
-train() { bench 2 train --preset paper --sizes p t --batch 8 --rounds 3 --out "$OUT"; }
+model() { bench 4 model --preset paper --sizes p t --px 224 --batch 1 16 --rounds 5 --out "$OUT"; }
+train() { bench 5 train --preset paper --sizes p t --batch 8 --rounds 3 --out "$OUT"; }
 seg() { bench 2 seg --sizes 512x512 --batch 2 --rounds 3 --out "$OUT"; }
 edge() { bench 1.5 model --preset edge --sizes p --px 224 --rounds 7 --out "$OUT"; }
 profile() {

@@ -231,26 +231,25 @@ BEFORE: list[tuple[str, str, str, Row]] = [
 ]
 
 
+def ours(name: str, wanted: Row) -> Row | None:
+    """Our net's row of a file that has these values."""
+    found = (row for row in read(name) if row["model"].startswith("wbmm") and wanted.items() <= row.items())
+    return next(found, None)
+
+
 def before_and_now() -> Lines:
     """The ratios of the first look beside those of the files."""
-    table, sources = [], []
+    table = []
     for what, was, name, wanted in BEFORE:
-        rows = read(name)
-        found = [row for row in rows if row["model"].startswith("wbmm") and wanted.items() <= row.items()]
-        table.append([what, was, f"{float(found[0]['ratio']):.2f}x" if found else "--"])
-        sources += [rows[0]] if rows and rows[0] not in sources else []
+        row = ours(name, wanted)
+        table.append([what, was, "--" if row is None else f"{float(row['ratio']):.2f}x"])
     compiled, eager = (
-        [
-            row
-            for row in read(RUNTIME)
-            if row["model"].startswith("wbmm")
-            and {"runtime": way, "computed_in": "float32", "batch": "1"}.items() <= row.items()
-        ]
-        for way in ("compiled", "eager")
+        ours(RUNTIME, {"runtime": way, "computed_in": "float32", "batch": "1"}) for way in ("compiled", "eager")
     )
     if compiled and eager:
-        own = float(compiled[0]["images_per_s"]) / float(eager[0]["images_per_s"])
+        own = float(compiled["images_per_s"]) / float(eager["images_per_s"])
         table.append(["WBMM-T, compiled over our own eager, float32, batch 1", "0.68x", f"{own:.2f}x"])
+    sources = [rows[0] for name in dict.fromkeys(name for _, _, name, _ in BEFORE) if (rows := read(name))]
     if not sources:
         return [MISSING.format("runtime")]
     commands = [f"- `{row['command']}`, {row['date']}" for row in sources]

@@ -67,6 +67,10 @@ def test_records_of_finished_runs_stand_for_them(tmp_path, capsys):
     assert f"{read_metrics(kept / 'test_convnext-seed0')[-1]['top1']:.2f}" in capsys.readouterr().out
     assert main([*elsewhere, "optim.lr=1e-3"]) == 1
     assert "holds a run of another recipe" in capsys.readouterr().err
+    file = kept / "test_convnext-seed0" / "config.yaml"
+    assert main([*arguments(tmp_path / "third", "0"), "--records", str(file), "--set", *SMALL]) == 1
+    assert f"--records {file}: expected a folder, not a file" in capsys.readouterr().err
+    assert not (tmp_path / "third").exists(), "said before anything is trained"
     empty = [*arguments(tmp_path / "other", "0"), "--records", str(tmp_path / "none"), "--finished", "--set", *SMALL]
     assert main(empty) == 1
     assert "no run of this recipe is finished" in capsys.readouterr().err

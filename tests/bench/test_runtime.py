@@ -183,3 +183,26 @@ def test_progress_is_printed(checkpoint, capsys, monkeypatch):
     assert "exporting wbmm_a, 56x56, .onnx" in said
     assert "batch 1: narrow.safetensors, onnxruntime; test_convnext, onnxruntime" in said
     assert "batch 1, rounds: 3 of 4" in said
+
+
+@pytest.mark.parametrize(("name", "kept"), [("wbmm_a", {"gate"}), ("test_convnext", set())])
+def test_other_nets_are_quantised_by_the_defaults_of_the_tool(name, kept, tmp_path, monkeypatch):
+    """A peer with layers in float that it wants in INT8 would be a slower peer."""
+    asked = []
+
+    class Quantiser:
+        suffix, float_groups = ".xml", {"gates"}
+
+        def __init__(self, source, card):
+            pass
+
+        def layers(self):
+            return [SimpleNamespace(name="gate", group="gates"), SimpleNamespace(name="linear", group="linears")]
+
+        def quantize(self, images, keep, target):
+            asked.append(keep)
+
+    monkeypatch.setitem(runtime.BACKENDS, "openvino", Quantiser)
+    monkeypatch.setattr(runtime, "export_model", lambda model, path, *args, **options: path.touch())
+    runtime.converted_file(runtime.open_named(name), "openvino", "int8", (32, 32), tmp_path / "net")
+    assert asked == [kept]

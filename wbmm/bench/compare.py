@@ -110,7 +110,9 @@ def compare(
     Returns:
         The runs of each label, one a seed.
     """
-    runs: dict[str, list[RunFacts]] = {}
+    if records is not None and records.exists() and not records.is_dir():
+        raise ValueError(f"--records {records}: expected a folder, not a file")
+    runs: dict[str, list[RunFacts]] = {entry.label: [] for entry in entries}
     for seed in seeds:
         for entry in entries:
             name = f"{entry.label}-seed{seed}"
@@ -125,8 +127,8 @@ def compare(
             facts = RunFacts(done or out / name)
             if records and done != records / name:
                 _keep(facts, records / name)
-            runs.setdefault(entry.label, []).append(facts)
-    return runs
+            runs[entry.label].append(facts)
+    return {label: found for label, found in runs.items() if found}
 
 
 def _same_recipe(config: dict) -> dict:
