@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from wbmm.layers import DenseWBMM2d
-from wbmm.layers.fused import CompactMixer
+from wbmm.layers.mixers import CompactMixer
 from wbmm.models.state import convert_released
 
 FOLDER = Path(__file__).parent / "released"

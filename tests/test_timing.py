@@ -3,7 +3,7 @@
 import pytest
 
 from wbmm import timing
-from wbmm.bench.log import Cell, Entry, RunLog, run_cells
+from wbmm.bench.results import Cell, Entry, RunLog, run_cells
 from wbmm.timing import Timing, remove_outliers, time_interleaved
 
 
@@ -70,7 +70,7 @@ def test_an_outlier_among_runs_is_in_the_log_and_not_in_the_figure():
 
 def test_a_budget_foresees_how_long_a_cell_takes(monkeypatch, capsys):
     clock = Clock(monkeypatch)
-    monkeypatch.setattr("wbmm.bench.log.time.monotonic", lambda: clock.now)
+    monkeypatch.setattr("wbmm.bench.results.time.monotonic", lambda: clock.now)
     measured = []
 
     def cell(work):

@@ -8,7 +8,7 @@ import torch
 
 import wbmm
 from tests.helpers import randomize
-from wbmm.analysis import statistics as st
+from wbmm.analysis import tables as st
 from wbmm.analysis.opening import open_subject
 from wbmm.analysis.tables import effective_tables, map_sizes
 from wbmm.analysis.weights import in_words, measure_layer, summarise

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from wbmm import cli
-from wbmm.bench.candidates import build
+from wbmm.bench.setting import build
 from wbmm.layers import FusedBlock
 from wbmm.timing import Timing, remove_outliers, time_interleaved
 

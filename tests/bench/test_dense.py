@@ -9,7 +9,7 @@ import torch.nn as nn
 
 from wbmm.bench import dense, det, seg
 from wbmm.bench.dense import BACKBONES, measure, run_dense
-from wbmm.bench.log import read_log
+from wbmm.bench.results import read_log
 from wbmm.bench.setting import CPU
 from wbmm.timing import Timing
 

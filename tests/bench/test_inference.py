@@ -7,8 +7,8 @@ import timm
 import torch
 
 from wbmm import cli
-from wbmm.bench.candidates import FORMS, build, images_for
 from wbmm.bench.limit import COMMON, count_gmacs, ffn_shapes, limit
+from wbmm.bench.setting import FORMS, build, images_for
 from wbmm.layers import DenseWBMM2d, FusedBlock
 from wbmm.models.plain import PlainNet
 from wbmm.timing import Timing

@@ -7,12 +7,12 @@ import subprocess
 import sys
 import time
 
-from wbmm.bench.log import read_log
+from wbmm.bench.results import read_log
 
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from wbmm.bench.log import Cell, RunLog, run_cells
+from wbmm.bench.results import Cell, RunLog, run_cells
 
 folder = Path(sys.argv[1])
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from wbmm.bench import log as log_module
-from wbmm.bench.log import Cell, RunLog, plan_text, read_log, run_cells
+from wbmm.bench import results
+from wbmm.bench.results import Cell, RunLog, plan_text, read_log, run_cells
 
 RESULT = {"a": {"seconds": [1.0, 3.0]}, "b": {"why_not": "no such thing"}}
 
@@ -57,7 +57,7 @@ def test_a_further_candidate_is_measured_with_the_others(tmp_path):
 def test_another_machine_does_not_go_on(tmp_path, monkeypatch):
     run_cells(cells([]), RunLog(tmp_path, "op", ""))
     facts = json.loads((tmp_path / "op.jsonl").read_text().splitlines()[0])["facts"]
-    monkeypatch.setattr(log_module, "machine_facts", lambda device: {**facts, "machine": "another"})
+    monkeypatch.setattr(results, "machine_facts", lambda device: {**facts, "machine": "another"})
     with pytest.raises(ValueError, match="and this is another: choose another --out"):
         RunLog(tmp_path, "op", "")
     RunLog(tmp_path, "op", "", fresh=True)

@@ -8,13 +8,13 @@ import pytest
 
 from wbmm import cli
 from wbmm.bench.dense import BACKBONES
-from wbmm.bench.log import Entry
 from wbmm.bench.operators import paper_figures
 from wbmm.bench.report import build_blocks
 from wbmm.bench.report.chart import Axis, Chart, Point, Series
 from wbmm.bench.report.findings import net_findings, operator_findings
 from wbmm.bench.report.page import TableBlock
 from wbmm.bench.report.runs import changes, load_runs, op_speeds, split_name
+from wbmm.bench.results import Entry
 from wbmm.bench.seg import paper_speeds
 from wbmm.bench.speed import paper_model_speeds
 

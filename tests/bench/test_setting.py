@@ -9,9 +9,8 @@ import torch.nn as nn
 
 from wbmm import cli, progress
 from wbmm.bench import setting as setting_module
-from wbmm.bench.candidates import TrainingStep, build, images_for
 from wbmm.bench.limit import product_calls
-from wbmm.bench.setting import CPU, Setting
+from wbmm.bench.setting import CPU, Setting, TrainingStep, build, images_for
 
 GPU = Setting("cuda:1")
 

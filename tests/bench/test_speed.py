@@ -8,9 +8,8 @@ import torch
 
 from wbmm import cli
 from wbmm.bench import inference, speed, training
-from wbmm.bench.candidates import build, why_not
-from wbmm.bench.log import Entry, read_log
-from wbmm.bench.setting import CPU, Setting
+from wbmm.bench.results import Entry, read_log
+from wbmm.bench.setting import CPU, Setting, build, why_not
 from wbmm.bench.speed import Contest, Job, add_paper_figures, net_of, paper_model_speeds, time_each
 from wbmm.layers import depthwise
 from wbmm.timing import Timing
@@ -129,7 +128,7 @@ def test_the_package_takes_the_place_of_large_kernels_in_the_reference_implement
         called.append(weight.shape[-1])
         return torch.nn.functional.conv2d(x, weight, bias, padding=weight.shape[-1] // 2, groups=weight.shape[0])
 
-    monkeypatch.setattr("wbmm.bench.candidates.large_kernel_conv2d", package)
+    monkeypatch.setattr("wbmm.bench.setting.large_kernel_conv2d", package)
     torch.manual_seed(0)
     plain = build("unireplknet_a:plain")
     torch.manual_seed(0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from wbmm import cli
-from wbmm.bench.candidates import TrainingStep, build
+from wbmm.bench.setting import TrainingStep, build
 
 
 def test_a_step_learns():

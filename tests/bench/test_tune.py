@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from wbmm import cli
-from wbmm.bench import tune
+from wbmm.bench import paths
 from wbmm.machine import processor
 from wbmm.ops import profile
 from wbmm.ops.profile import NEVER, Thresholds
@@ -12,12 +12,12 @@ from wbmm.ops.profile import NEVER, Thresholds
 
 def test_the_fastest_over_all_shapes_is_chosen():
     taken = [{10: 4.0, 20: 1.0, 30: 2.0}, {10: 1.0, 20: 2.0, 30: 1.5}]
-    assert tune.choose(taken, held=10) == 20
+    assert paths.choose(taken, held=10) == 20
 
 
 def test_a_gain_within_the_noise_changes_nothing():
-    assert tune.choose([{10: 1.0, 20: 0.99}], held=10) == 10
-    assert tune.choose([{10: 1.0, 20: 0.9}], held=10) == 20
+    assert paths.choose([{10: 1.0, 20: 0.99}], held=10) == 10
+    assert paths.choose([{10: 1.0, 20: 0.9}], held=10) == 20
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_a_gain_within_the_noise_changes_nothing():
     ],
 )
 def test_where_a_path_starts(ratios, found):
-    assert tune.start(ratios) == found
+    assert paths.start(ratios) == found
 
 
 @pytest.fixture
@@ -44,20 +44,20 @@ def _small(monkeypatch):
         ("TRAINED", ((1, 4, 8),)),
         ("SMALL", ((1, 4, 2), (2, 4, 7))),
     ):
-        monkeypatch.setattr(tune, name, value)
+        monkeypatch.setattr(paths, name, value)
 
     def run_once(calls, rounds):
         for call in calls.values():
             call()
         return {name: {"other": 2.0, "path": 1.0}.get(name) or 1 / name for name in calls}
 
-    monkeypatch.setattr(tune, "_time", run_once)
+    monkeypatch.setattr(paths, "_time", run_once)
 
 
 @pytest.mark.usefixtures("_small")
 def test_every_threshold_is_measured():
-    found = tune.tune(torch.float32, 1, Thresholds())
-    largest = {name: max(values) for name, (values, _) in tune.CHOICES.items()}
+    found = paths.tune(torch.float32, 1, Thresholds())
+    largest = {name: max(values) for name, (values, _) in paths.CHOICES.items()}
     assert found == Thresholds(least_side=1, ffn_training_rows=1, windowed_training_rows=1, **largest)
 
 
@@ -82,6 +82,6 @@ def test_another_file_is_not_replaced(tmp_path, capsys):
 
 
 def test_real_times_are_positive():
-    found = tune._time({"a": lambda: None, "b": lambda: None}, rounds=2)
+    found = paths._time({"a": lambda: None, "b": lambda: None}, rounds=2)
     assert set(found) == {"a", "b"}
     assert min(found.values()) > 0

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from wbmm.data import in_memory
-from wbmm.data.in_memory import MemoryFetch, augment_batch
+from wbmm.data import augment
+from wbmm.data.augment import MemoryFetch, augment_batch
 from wbmm.data.order import uniform
 from wbmm.train.build import build_data, build_eval
 from wbmm.train.config import config_from_dict
@@ -109,7 +109,7 @@ def test_erasing_mode_is_checked():
 
 
 def test_too_large_for_memory_is_an_error_before_reading(monkeypatch):
-    monkeypatch.setattr(in_memory.os, "sysconf", lambda name: 100)
+    monkeypatch.setattr(augment.os, "sysconf", lambda name: 100)
     with pytest.raises(ValueError, match=r"data.in_memory needs .* set data.in_memory=false"):
         build_data(config())
 
@@ -119,7 +119,7 @@ def test_memory_is_that_of_both_sets_in_every_process_of_the_machine(monkeypatch
     """320 + 60 images of 784 bytes are 297,920, or 372,400 for it to be four fifths; the larger set alone 250,880."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
     memory = {"SC_PHYS_PAGES": fits // 10, "SC_PAGE_SIZE": 10}
-    monkeypatch.setattr(in_memory.os, "sysconf", memory.__getitem__)
+    monkeypatch.setattr(augment.os, "sysconf", memory.__getitem__)
     build_data(config(), world=processes, accumulation=2 // processes)
     memory["SC_PHYS_PAGES"] -= 1000 * processes
     text = rf"needs \(320 \+ 60\) images x 1 x 28 x 28 bytes x {processes} process.* = 0.000\d+ GiB; the machine has"

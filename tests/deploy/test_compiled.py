@@ -7,8 +7,7 @@ import timm
 import torch
 
 from tests.helpers import randomize
-from wbmm.deploy import compiled
-from wbmm.deploy.compiled import compiled_runner
+from wbmm.deploy.export import compiled_runner
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +36,7 @@ def test_pytorch_takes_over_with_a_reason(net, device, package, reason, caplog, 
 
         monkeypatch.setattr("wbmm.deploy.export.need", missing)
         monkeypatch.setattr("wbmm.deploy.export.PACKAGES", {"openvino": ("openvino",)})
-    monkeypatch.setattr(compiled, "torch_runner", lambda model, card, device: (model, device))
+    monkeypatch.setattr("wbmm.deploy.export.torch_runner", lambda model, card, device: (model, device))
     with caplog.at_level(logging.WARNING):
         assert compiled_runner(net, "openvino", device=device) == (net, device)
     assert reason in caplog.text

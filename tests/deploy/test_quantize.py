@@ -14,9 +14,8 @@ from wbmm.data.images import open_labelled
 from wbmm.deploy import evaluate
 from wbmm.deploy.evaluate import MeasuredFile, Quality, collect, quality
 from wbmm.deploy.quantize import convert as conversion
-from wbmm.deploy.quantize.calibrate import read_calibration
 from wbmm.deploy.quantize.choose import Layer, LayerChoice, choose_layers, match_layers
-from wbmm.deploy.quantize.convert import BACKENDS, QuantizeError, convert_precision
+from wbmm.deploy.quantize.convert import BACKENDS, QuantizeError, convert_precision, read_calibration
 from wbmm.deploy.runtime import open_runner, read_openvino
 
 SUFFIX = {"onnx": ".onnx", "openvino": ".xml"}

@@ -20,13 +20,13 @@ from tests.helpers import randomize
 from tests.mm.helpers import ROOT
 from tests.mm.objects import write_objects
 from wbmm import cli
-from wbmm.deploy.export.boxes import box_translations, roi_features, suppress
+from wbmm.deploy.export.graph import roi_features, suppress
 from wbmm.deploy.export.to_onnx import onnx_program
 from wbmm.io.card import ModelCard
 from wbmm.mm import exported
 from wbmm.mm.build import build_detector
 from wbmm.mm.detect import open_photo_detector
-from wbmm.mm.detector_graph import DetectorGraph, compare_detections
+from wbmm.mm.exportable import DetectorGraph, compare_detections
 from wbmm.mm.exported import ExportedDetector, paste_masks
 from wbmm.mm.runner import add_test_arguments, run_testing
 
@@ -188,7 +188,7 @@ def test_the_two_operators_in_onnx_runtime(tmp_path):
 
     module = _Boxes()
     program = torch.export.export(module, (torch.rand(2, 4),))
-    onnx_program(program, ["b", "s", "g", "f"], None, more=box_translations()).save(tmp_path / "x.onnx")
+    onnx_program(program, ["b", "s", "g", "f"], None).save(tmp_path / "x.onnx")
     session = onnxruntime.InferenceSession(str(tmp_path / "x.onnx"))
     some = torch.tensor([[0.9, 0.8, 0.7, 0.6], [0.0, 0.3, 0.5, 0.95]])
     for scores, count in ((torch.zeros(2, 4), 0), (0.2 * torch.eye(4)[:2], 2), (some, 5)):

@@ -79,7 +79,7 @@ def test_model_files(tmp_path, form):
 
 
 def test_the_benchmark_builds_it():
-    from wbmm.bench.candidates import build
+    from wbmm.bench.setting import build
 
     model = build("convnext_tiny_wbmm:compact")
     assert not any(isinstance(module, WBMM2d) for module in model.modules())

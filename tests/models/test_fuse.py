@@ -10,7 +10,7 @@ import torch.nn as nn
 import wbmm
 from tests.helpers import randomize
 from wbmm.layers import Block, DenseWBMM2d, FusedBlock
-from wbmm.layers.fused import CompactMixer
+from wbmm.layers.mixers import CompactMixer
 
 # One of each form: multi-kernel, single and hierarchical. Narrow, so that float64 at 250x333 takes a second.
 NARROW = {"dims": (8, 16, 32, 64), "num_classes": 10}

@@ -8,8 +8,7 @@ import torch
 import yaml
 
 from wbmm import cli, paper_tables, progress
-from wbmm.bench.candidates import TrainingStep
-from wbmm.bench.setting import Setting
+from wbmm.bench.setting import Setting, TrainingStep
 from wbmm.ops import use_backend
 from wbmm.ops.backends.onednn.linear import takes_onednn
 from wbmm.paper_tables import read_tables

@@ -13,7 +13,7 @@ from torch import Tensor
 from wbmm.progress import progress_bar
 from wbmm.text import render_table
 
-from . import statistics as st
+from . import tables as st
 from .opening import Subject, add_model_arguments, open_subject
 from .output import COLUMN, PALETTE, Output, add_output_arguments, drawing
 from .tables import LayerTable, effective_tables

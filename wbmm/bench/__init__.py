@@ -7,7 +7,7 @@ from wbmm.handler import add_kinds, run_kind
 __all__ = ["BENCHES", "EXAMPLE", "add_arguments", "run"]
 
 BENCHES = {
-    "op": ("wbmm.bench.operator_speed", "the operator against depthwise convolutions, as in the paper's table"),
+    "op": ("wbmm.bench.operators", "the operator against depthwise convolutions, as in the paper's table"),
     "model": ("wbmm.bench.inference", "inference of whole models; the paper's tables with --preset paper or edge"),
     "train": ("wbmm.bench.training", "training steps and their memory; the paper's with --preset paper"),
     "peers": ("wbmm.bench.peers", "the family and timm's nets: throughput against published top-1, with a picture"),

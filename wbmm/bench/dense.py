@@ -13,9 +13,21 @@ from wbmm.handler import is_out_of_memory
 from wbmm.layers.depthwise import find_implicit_gemm
 from wbmm.text import first_line
 
-from .log import Cell, Entry, Result, RunLog, add_log_arguments, plan_text, run_cells
 from .operators import LAYOUTS
-from .results import Record, check_out, present, speed_record, typed_argv
+from .results import (
+    Cell,
+    Entry,
+    Record,
+    Result,
+    RunLog,
+    add_log_arguments,
+    check_out,
+    plan_text,
+    present,
+    run_cells,
+    speed_record,
+    typed_argv,
+)
 from .setting import Setting, add_setting_arguments
 
 __all__ = ["BACKBONES", "LKA_BACKBONE", "add_dense_arguments", "configuration", "run_dense"]

@@ -17,8 +17,19 @@ import torch
 from wbmm.deploy.runtime import open_runner
 from wbmm.extras import need
 
-from .log import Cell, Entry, Result, RunLog, plan_text, run_cells
-from .results import Record, check_out, present, speed_record, typed_argv
+from .results import (
+    Cell,
+    Entry,
+    Record,
+    Result,
+    RunLog,
+    check_out,
+    plan_text,
+    present,
+    run_cells,
+    speed_record,
+    typed_argv,
+)
 from .runtime import FORMATS, PAUSE_S, PROVIDERS, converted_file, fused_with_card, onnx_call, open_named, torch_call
 from .setting import Setting
 from .speed import QUICK, SIZES, net_of, paper_model_speeds

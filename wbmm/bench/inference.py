@@ -12,11 +12,9 @@ import torch
 import torch.nn as nn
 
 from . import edge
-from .candidates import FORMS, build, images_for
 from .limit import count_gmacs, limit, product_calls
-from .log import Entry, Result
-from .results import Record
-from .setting import Setting
+from .results import Entry, Record, Result
+from .setting import FORMS, Setting, build, images_for
 from .speed import Contest, Job, add_paper_figures, add_speed_arguments, check_numbers, contests, run_speed, time_each
 
 EXAMPLE = "wbmm bench model --preset paper --quick --out results/cpu"

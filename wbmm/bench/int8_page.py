@@ -11,9 +11,8 @@ import torch
 
 from wbmm.data.images import match_classes, no_more_than, open_labelled
 from wbmm.deploy.evaluate import ComparisonImages, MeasuredFile, measure_files
-from wbmm.deploy.quantize.calibrate import read_calibration
 from wbmm.deploy.quantize.choose import GROUPS, LayerChoice
-from wbmm.deploy.quantize.convert import BACKENDS, convert_precision, float_file
+from wbmm.deploy.quantize.convert import BACKENDS, convert_precision, float_file, read_calibration
 from wbmm.handler import run_command
 from wbmm.io.atomic import write_text
 from wbmm.io.files import run_checkpoint

@@ -17,9 +17,8 @@ from torch import Tensor
 from wbmm.models.fuse import fuse
 from wbmm.text import render_table
 
-from .candidates import TrainingStep, build, images_for
 from .results import say
-from .setting import CPU, Setting, add_setting_arguments
+from .setting import CPU, Setting, TrainingStep, add_setting_arguments, build, images_for
 
 EXAMPLE = "wbmm bench memory wbmm_t_hier --size 800 1333 --batch 1"
 HEADERS = ("model", "input", "what", "peak, MiB", "ratio to training")

@@ -20,12 +20,24 @@ from wbmm.deploy.runtime import open_runner
 from wbmm.io.atomic import write_text
 from wbmm.paper_tables import load_tables
 
-from .candidates import build, images_for, split
-from .log import Cell, Entry, Result, RunLog, add_log_arguments, plan_text, run_cells
 from .report.chart import Axis, Chart, Point, Series
-from .results import Record, add_output_arguments, check_out, present, speed_record, typed_argv
+from .results import (
+    Cell,
+    Entry,
+    Record,
+    Result,
+    RunLog,
+    add_log_arguments,
+    add_output_arguments,
+    check_out,
+    plan_text,
+    present,
+    run_cells,
+    speed_record,
+    typed_argv,
+)
 from .runtime import PAUSE_S, converted_file, fused_with_card, open_named
-from .setting import Setting
+from .setting import Setting, build, images_for, split
 
 __all__ = ["PRECISIONS", "Peer", "draw", "peers", "run"]
 

@@ -15,10 +15,9 @@ from wbmm.deploy.runtime import openvino_model, read_openvino
 from wbmm.io.card import card_of
 from wbmm.progress import progress_bar
 
-from .candidates import FORMS, TRAINING_FORMS, TrainingStep, build, images_for, split
 from .results import Record, add_output_arguments, check_out, present
 from .runtime import converted_file
-from .setting import Setting, add_setting_arguments
+from .setting import FORMS, TRAINING_FORMS, Setting, TrainingStep, add_setting_arguments, build, images_for, split
 
 EXAMPLE = "wbmm bench profile wbmm_t:compact --runtime openvino --batch 1"
 RUNTIMES = ("eager", "openvino", "training")

@@ -18,8 +18,7 @@ from torch import Tensor
 from wbmm.data.images import match_classes, no_more_than, open_labelled
 from wbmm.deploy.evaluate import collect, quality, top
 from wbmm.deploy.export import export_model
-from wbmm.deploy.quantize.calibrate import read_calibration
-from wbmm.deploy.quantize.convert import BACKENDS, float_layers
+from wbmm.deploy.quantize.convert import BACKENDS, float_layers, read_calibration
 from wbmm.deploy.runtime import Runner, onnx_session, open_runner, torch_runner
 from wbmm.extras import need
 from wbmm.io.card import card_of, form_of

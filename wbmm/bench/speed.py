@@ -21,11 +21,22 @@ from wbmm.handler import is_out_of_memory
 from wbmm.text import first_line
 from wbmm.timing import Timing
 
-from .candidates import LKA, layout_of, split, why_not
-from .log import Cell, Entry, Result, RunLog, add_log_arguments, plan_text, run_cells
 from .operators import LAYOUTS
-from .results import Record, check_out, present, speed_record, typed_argv
-from .setting import Setting, add_setting_arguments
+from .results import (
+    Cell,
+    Entry,
+    Record,
+    Result,
+    RunLog,
+    add_log_arguments,
+    check_out,
+    plan_text,
+    present,
+    run_cells,
+    speed_record,
+    typed_argv,
+)
+from .setting import LKA, Setting, add_setting_arguments, layout_of, split, why_not
 
 __all__ = [
     "Contest",

@@ -11,10 +11,9 @@ import torch
 
 from wbmm.paper_tables import load_tables
 
-from .candidates import TRAINING_FORMS, TrainingStep, build, images_for
-from .log import Entry, Result
 from .memory import probe
-from .results import Record
+from .results import Entry, Record, Result
+from .setting import TRAINING_FORMS, TrainingStep, build, images_for
 from .speed import Contest, Job, add_speed_arguments, check_numbers, contests, net_of, run_speed, time_each
 
 __all__ = ["IMAGES", "epoch_seconds", "epoch_text", "measure", "paper_epochs", "run"]

@@ -15,9 +15,17 @@ from wbmm.deploy.evaluate import (
     add_data_arguments,
     measure_files,
 )
-from wbmm.deploy.quantize.calibrate import Calibration, read_calibration
 from wbmm.deploy.quantize.choose import GROUPS, Layer, LayerChoice
-from wbmm.deploy.quantize.convert import BACKENDS, PRECISIONS, check_request, convert_precision, float_file, target_of
+from wbmm.deploy.quantize.convert import (
+    BACKENDS,
+    PRECISIONS,
+    Calibration,
+    check_request,
+    convert_precision,
+    float_file,
+    read_calibration,
+    target_of,
+)
 from wbmm.io.card import ModelCard
 from wbmm.io.files import run_checkpoint
 from wbmm.text import render_table

@@ -23,7 +23,7 @@ from wbmm.text import render_table
 from wbmm.timing import time_interleaved
 from wbmm.train.config import load_config
 
-from .compiled import add_runtime_argument, open_compiled
+from .export import add_runtime_argument, open_compiled
 from .runtime import open_runner
 
 __all__ = [

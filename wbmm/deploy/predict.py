@@ -19,8 +19,8 @@ from wbmm.io.atomic import atomic_path, check_target
 from wbmm.io.card import ModelCard
 from wbmm.progress import progress_bar
 
-from .compiled import add_runtime_argument, open_compiled
 from .evaluate import classifier
+from .export import add_runtime_argument, open_compiled
 
 __all__ = ["EXAMPLE", "Prediction", "add_arguments", "annotate", "class_names", "predict", "run"]
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from wbmm.fields import is_number, is_text, is_whole
 from wbmm.layers import Block, FusedBlock
-from wbmm.layers.fused import CompactMixer, DenseWBMM2d
+from wbmm.layers.mixers import CompactMixer, DenseWBMM2d
 from wbmm.machine import versions
 from wbmm.models.fuse import FUSED_FORMS
 from wbmm.models.named_mixers import MOST_BLOCKS, NUM_STAGES, StageWindow, parse_pattern, parse_windows

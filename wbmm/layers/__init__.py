@@ -6,23 +6,20 @@ from wbmm.ops.modules import PackedConv2d
 from .baselines import (
     FullConnection2d,
     FusedFullConnection2d,
+    FusedHalfWBMM2d,
+    FusedParallelWBMM2d,
+    FusedSerialWBMM2d,
     FusedSLaKConv2d,
     FusedWindowAttention2d,
+    HalfWBMM2d,
+    ParallelWBMM2d,
+    SerialWBMM2d,
     SLaKConv2d,
     WindowAttention2d,
 )
 from .block import Block, FeedForward, FusedBlock, FusedFeedForward, SqueezeExcite
 from .depthwise import DepthwiseConv2d, DilatedReparamConv2d, FusedDepthwiseConv2d
-from .fused import DenseWBMM2d, FusedHierarchicalWBMM2d, FusedWBMM2d
-from .interaction import (
-    FusedHalfWBMM2d,
-    FusedParallelWBMM2d,
-    FusedSerialWBMM2d,
-    HalfWBMM2d,
-    ParallelWBMM2d,
-    SerialWBMM2d,
-)
-from .mixers import HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
+from .mixers import DenseWBMM2d, FusedHierarchicalWBMM2d, FusedWBMM2d, HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
 
 __all__ = [
     "Block",

@@ -11,7 +11,7 @@ from wbmm.ops import GlobalResponseNorm
 from wbmm.ops.modules import GatedFFN, GateLayer
 from wbmm.ops.reference import grn
 
-from .fused import batch_norm_affine
+from .mixers import batch_norm_affine
 
 __all__ = ["Block", "FeedForward", "FusedBlock", "FusedFeedForward", "SqueezeExcite"]
 

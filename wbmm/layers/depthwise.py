@@ -10,7 +10,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .fused import batch_norm_affine
+from .mixers import batch_norm_affine
 
 __all__ = [
     "DepthwiseConv2d",

@@ -18,7 +18,7 @@ from wbmm.layers import (
     WBMM2d,
     WindowAttention2d,
 )
-from wbmm.layers.fused import CompactMixer
+from wbmm.layers.mixers import CompactMixer
 
 FUSIBLE = (
     Block,

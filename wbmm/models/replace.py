@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.parametrize import is_parametrized
 
 from wbmm.layers import WBMM2d
-from wbmm.layers.fused import FusedWBMM2d, batch_norm_affine
+from wbmm.layers.mixers import FusedWBMM2d, batch_norm_affine
 from wbmm.ops import to_window
 from wbmm.text import render_table, some
 

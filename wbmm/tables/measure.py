@@ -12,10 +12,9 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from wbmm.bench.candidates import TrainingStep
 from wbmm.bench.compare import Contender, compare
 from wbmm.bench.memory import probe
-from wbmm.bench.setting import Setting
+from wbmm.bench.setting import Setting, TrainingStep
 from wbmm.bench.training import IMAGES, epoch_seconds, epoch_text
 from wbmm.config_files import SMALL_RECIPES, find_config
 from wbmm.layers.depthwise import find_implicit_gemm

@@ -11,9 +11,17 @@ from timm.utils import ModelEmaV3
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from wbmm.data.augment import ByteTransform, FinishBytes, SampleDataset, eval_transform, train_transform
+from wbmm.data.augment import (
+    ByteTransform,
+    FinishBytes,
+    MemoryFetch,
+    SampleDataset,
+    check_memory,
+    eval_transform,
+    load_images,
+    train_transform,
+)
 from wbmm.data.classes import check_sets, in_order_of
-from wbmm.data.in_memory import MemoryFetch, check_memory, load_images
 from wbmm.data.loader import EvalLoader, Prefetcher, TrainLoader, WorkerFetch
 from wbmm.data.order import Plan
 from wbmm.data.sources import Source, open_source

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from wbmm.bench.dense import BACKBONES
-from wbmm.bench.log import Entry
+from wbmm.bench.results import Entry
 from wbmm.bench.seg import paper_speeds
 from wbmm.bench.speed import paper_model_speeds
 from wbmm.bench.training import IMAGES, epoch_text

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from wbmm.bench.log import Entry
 from wbmm.bench.operators import BASELINE, MODES
+from wbmm.bench.results import Entry
 
 from .chart import Axis, Chart, Point, Series, short
 from .page import Block, Figures, Heading, Paragraph, TableBlock

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from wbmm.bench.log import Entry, read_log
 from wbmm.bench.operators import paper_figures
+from wbmm.bench.results import Entry, read_log
 from wbmm.bench.training import epoch_seconds, paper_epochs
 from wbmm.timing import Timing
 

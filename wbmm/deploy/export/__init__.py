@@ -1,9 +1,13 @@
 """Model files for ONNX, OpenVINO and torch.export.
 
-Build, fuse, compare, export, run the file, compare again; only then does it get its name.
+Build, fuse, compare, export, run the file, compare again; only then does it get its name. `compiled_runner` does it
+behind the scenes and hands back a model that OpenVINO runs.
 """
 
+import argparse
 import copy
+import logging
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +16,6 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from wbmm.deploy.runtime import open_runner
 from wbmm.extras import need
 from wbmm.io.atomic import atomic_model_path, check_model_target
 from wbmm.io.card import ModelCard, card_of, form_of
@@ -24,7 +27,7 @@ from wbmm.models.fuse import fuse
 from wbmm.ops.modules import WindowLayer
 from wbmm.text import first_line
 
-from .boxes import box_translations
+from ..runtime import Runner, open_runner, torch_runner
 from .graph import Features, Graph, capture, make_opaque, replace_pooling
 from .to_onnx import onnx_program, save_onnx
 from .to_openvino import openvino_from_onnx, rewrite_for_openvino, save_openvino
@@ -32,14 +35,17 @@ from .verify import MIN_SIDE, Comparison, ExportError, Shapes, check_tolerance, 
 
 __all__ = [
     "FORMATS",
+    "RUNTIMES",
     "ExportError",
     "ExportReport",
     "Exportable",
+    "add_runtime_argument",
     "as_exportable",
+    "compiled_runner",
     "export_model",
     "export_to_file",
+    "open_compiled",
 ]
-
 
 PACKAGES = {"onnx": ("onnx", "onnxscript", "onnxruntime"), "openvino": ("onnx", "onnxscript", "openvino")}
 
@@ -58,7 +64,7 @@ class Exportable:
         output_names: one a tensor.
         smallest: the shortest side of an image whose last map is more than one pixel.
         compare: how the outputs of two forms are compared.
-        boxes: it has a detector's operators on boxes, which are ONNX's (`boxes.py`).
+        boxes: it has a detector's operators on boxes, which are ONNX's (`graph.py`).
     """
 
     net: nn.Module
@@ -166,7 +172,7 @@ def export_to_file(
     comparisons = _compare_forms(net, fused, card, shapes, exportable.compare)
     check_tolerance(comparisons, tolerance)
     graph = _graph(fused, card, exportable.output_names, format, dynamic_size)
-    write = _prepare(graph, shapes, format, half, exportable.boxes)
+    write = _prepare(graph, shapes, format, half)
     with atomic_model_path(path, force) as temporary:
         try:
             write(temporary)
@@ -210,14 +216,13 @@ def _graph(fused: nn.Module, card: ModelCard, output_names: list[str], format: s
     return Graph(net, card, output_names).eval()
 
 
-def _prepare(graph: Graph, shapes: Shapes, format: str, half: bool, boxes: bool = False) -> Callable[[Path], None]:
+def _prepare(graph: Graph, shapes: Shapes, format: str, half: bool) -> Callable[[Path], None]:
     """Everything but writing: a function that writes."""
     program = capture(graph, shapes, graph.card)
     if format == "torchexport":
         check_operators(program, graph.card)
         return lambda path: save_program(program, graph.card, path)
-    more = box_translations() if boxes else None
-    converted = onnx_program(program, graph.output_names, shapes.dims(), format == "openvino", more)
+    converted = onnx_program(program, graph.output_names, shapes.dims(), format == "openvino")
     if format == "onnx":
         return lambda path: save_onnx(converted, graph.card, path)
     model = openvino_from_onnx(converted)
@@ -244,3 +249,56 @@ def _images(trials: Sequence[tuple[int, int, int, int]], card: ModelCard) -> Ite
         for name, x in sample(shape, card).items():
             if i == 0 or name == "noise":
                 yield name, x
+
+
+RUNTIMES = ("pytorch", "openvino")
+_logger = logging.getLogger(__name__)
+
+
+def add_runtime_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--runtime",
+        choices=RUNTIMES,
+        default="pytorch",
+        help="what runs checkpoints: openvino compiles them first, and is the faster on a CPU (default: pytorch)",
+    )
+
+
+def open_compiled(source: str | Path, device: str, model: str | None, ema: bool, runtime: str) -> Runner:
+    """`open_runner`, with checkpoints and timm's models in another runtime; exported files have their own."""
+    runner = open_runner(source, device, model, ema)
+    return runner if runner.net is None else compiled_runner(runner.net, runtime, runner.card, device)
+
+
+def compiled_runner(
+    model: nn.Module, runtime: str = "openvino", card: ModelCard | None = None, device: str = "cpu"
+) -> Runner:
+    """A model ready to run in a runtime.
+
+    The first call of a process takes some seconds: the model is fused, exported for the image size of its card and any
+    batch, run there and compared.
+
+    Args:
+        model: a classifier of timm's or ours, in eval mode, in any form.
+        runtime: one of `RUNTIMES`.
+        card: its description, if it has another one than its own.
+        device: `openvino` is for `cpu`.
+    """
+    if runtime not in RUNTIMES:
+        raise ValueError(f"runtime {runtime!r}: expected one of {', '.join(RUNTIMES)}")
+    card = card or card_of(model)
+    if runtime == "openvino":
+        try:
+            return _by_openvino(model, card, device)
+        except Exception as error:  # whatever a compiler may raise: the model still runs
+            _logger.warning("runtime 'openvino' is not available: %s. PyTorch runs the model.", first_line(error))
+    return torch_runner(model, card, device)
+
+
+def _by_openvino(model: nn.Module, card: ModelCard, device: str) -> Runner:
+    if device != "cpu":
+        raise ValueError(f"it runs on the CPU here, and the device is {device!r}")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.xml"
+        export_model(model, path, card, dynamic_batch=True)
+        return open_runner(path)

@@ -1,6 +1,8 @@
 """The module that is exported: a model, perhaps with normalisation in front, with some parts as single nodes.
 
-With single nodes tracing is several times faster, and we choose what a file computes there (`to_onnx.py`).
+With single nodes tracing is several times faster, and we choose what a file computes there (`to_onnx.py`). A detector's
+two operators on boxes are such nodes too: in ONNX they are the standard's NonMaxSuppression and RoiAlign, which ONNX
+Runtime and OpenVINO have.
 """
 
 from collections.abc import Sequence
@@ -10,10 +12,11 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
+from torchvision.ops import nms, roi_align
 
 from wbmm.io.card import ModelCard
 from wbmm.layers import DenseWBMM2d, FusedFeedForward
-from wbmm.layers.fused import CompactMixer
+from wbmm.layers.mixers import CompactMixer
 from wbmm.ops import reference
 from wbmm.ops.backends.onednn.windowed import is_convolvable, table_to_kernel, windowed_convolution
 from wbmm.ops.reference import opaque_product
@@ -37,6 +40,8 @@ __all__ = [
     "opaque_convolution",
     "opaque_ffn",
     "replace_pooling",
+    "roi_features",
+    "suppress",
 ]
 
 INPUT_NAME = "images"
@@ -241,3 +246,67 @@ def capture(graph: nn.Module, shapes: Shapes, card: ModelCard) -> torch.export.E
             node.meta.pop(key, None)
     program._example_inputs = None  # or the file would hold them, pickled
     return program
+
+
+@torch.library.custom_op("wbmm::suppress", mutates_args=())
+def suppress(boxes: Tensor, scores: Tensor, overlap: float, above: float, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Non-maximum suppression inside each group, and of all that are left the best.
+
+    Args:
+        boxes: `[G, N, 4]`, left, top, right, bottom.
+        scores: `[G, N]`.
+        overlap: intersection over union beyond which the lower box goes.
+        above: boxes must have a higher score.
+        most: how many are kept of all groups.
+
+    Returns:
+        boxes `[K, 4]`, scores `[K]` and groups `[K]`, the best first.
+    """
+    kept = []
+    for group in range(len(boxes)):
+        candidates = (scores[group] > above).nonzero()[:, 0]
+        chosen = candidates[nms(boxes[group, candidates], scores[group, candidates], overlap)[:most]]
+        kept.append(torch.stack([torch.full_like(chosen, group), chosen]))
+    groups, places = torch.cat(kept, 1)
+    order = scores[groups, places].sort(descending=True, stable=True).indices[:most]
+    groups, places = groups[order], places[order]
+    return boxes[groups, places], scores[groups, places], groups
+
+
+@suppress.register_fake
+def _(boxes, scores, overlap, above, most):
+    # At least 2, for the tracer alone: it takes 0 and 1 for cases of their own. Files run with any number.
+    count = torch.library.get_ctx().new_dynamic_size(min=2, max=max(most, 2))
+    return boxes.new_empty(count, 4), scores.new_empty(count), torch.empty(count, dtype=torch.int64)
+
+
+@torch.library.custom_op("wbmm::roi_features", mutates_args=())
+def roi_features(
+    maps: Sequence[Tensor], boxes: Tensor, strides: Sequence[int], finest: int, size: int, sampling: int
+) -> Tensor:
+    """Features `[K, C, size, size]` of boxes, each from the map that fits the box's size.
+
+    Args:
+        maps: `[1, C, H, W]`, from fine to coarse.
+        boxes: `[K, 4]` in pixels of the image.
+        strides: of the maps.
+        finest: boxes below twice this side take the first map, below four times the second, ...
+        size: of the features.
+        sampling: points in each direction of a bin; 0 for as many as there are pixels.
+    """
+    levels = _levels(boxes, finest, len(maps))
+    out = boxes.new_zeros(len(boxes), maps[0].shape[1], size, size)
+    for level, (part, stride) in enumerate(zip(maps, strides, strict=True)):
+        chosen = (levels == level).nonzero()[:, 0]
+        out[chosen] = roi_align(part, [boxes[chosen]], size, 1 / stride, sampling, aligned=True)
+    return out
+
+
+def _levels(boxes: Tensor, finest: int, count: int) -> Tensor:
+    side = ((boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])).sqrt()
+    return (side / finest + 1e-6).log2().floor().clamp(0, count - 1).long()
+
+
+@roi_features.register_fake
+def _(maps, boxes, strides, finest, size, sampling):
+    return boxes.new_empty(boxes.shape[0], maps[0].shape[1], size, size)

@@ -16,7 +16,7 @@ from wbmm.io.digest import DIGEST_KEY, EMPTY, seal
 from wbmm.io.reader import METADATA_KEY
 from wbmm.ops.reference import opaque_product
 
-from .graph import INPUT_NAME, opaque_convolution, opaque_ffn
+from .graph import INPUT_NAME, opaque_convolution, opaque_ffn, roi_features, suppress
 
 __all__ = ["OPSET", "ints", "metadata", "onnx_program", "operators", "save_onnx", "translations"]
 
@@ -31,9 +31,8 @@ def onnx_program(
     output_names: Sequence[str],
     dims: dict[int, object] | None,
     convolutions: bool = False,
-    more: dict[Callable, Callable] | None = None,
 ):
-    """The `torch.onnx.ONNXProgram` of an exported program; `convolutions` as in `translations`, and `more` of those."""
+    """The `torch.onnx.ONNXProgram` of an exported program; `convolutions` as in `translations`."""
     need("onnx"), need("onnxscript")
     size = sum(value.numel() * value.element_size() for value in program.state_dict.values())
     if size > LIMIT:
@@ -48,7 +47,7 @@ def onnx_program(
             opset_version=OPSET,
             input_names=[INPUT_NAME],
             output_names=list(output_names),
-            custom_translation_table=translations(convolutions) | (more or {}),
+            custom_translation_table=translations(convolutions),
         )
     _tidy(converted.model.graph, dims or {})
     return converted
@@ -106,6 +105,8 @@ def translations(convolutions: bool = False) -> dict[Callable, Callable]:
         opaque_product._opoverload: _windowed_product,
         opaque_convolution._opoverload: _windowed_convolution,
         opaque_ffn._opoverload: ffn,
+        suppress._opoverload: _suppress,
+        roi_features._opoverload: _roi_features,
     }
 
 
@@ -264,3 +265,46 @@ def _ffn(x, gate, shortcut, w1, b1, gamma, w2, b2, eps=1e-6):
     out = op.Gemm(hidden, w2, b2, transB=1)
     out = op.Reshape(out, op.Concat(batch, _sides(shortcut, 2, 4), ints(channels), axis=0))
     return op.Add(op.Transpose(out, perm=[0, 3, 1, 2]), shortcut)
+
+
+def _suppress(boxes, scores, overlap, above, most):
+    o = operators()
+    number, limit = (o.Constant(value_float=float(value)) for value in (overlap, above))
+    found = o.NonMaxSuppression(boxes, o.Unsqueeze(scores, ints(1)), ints(most), number, limit)  # group, 0, place
+    places = o.Gather(found, ints(0, 2), axis=1)
+    scores = o.GatherND(scores, places)
+    count = o.Min(o.Shape(scores), ints(most))
+    best, order = o.TopK(scores, count, axis=0)
+    places = o.Gather(places, order, axis=0)
+    return o.GatherND(boxes, places), best, o.Squeeze(o.Slice(places, ints(0), ints(1), ints(1)), ints(1))
+
+
+def _roi_features(maps, boxes, strides, finest, size, sampling):
+    o = operators()
+    left, top, right, bottom = o.Split(boxes, num_outputs=4, axis=1)
+    side = o.Sqrt(o.Mul(o.Sub(right, left), o.Sub(bottom, top)))
+    relative = o.Add(o.Div(side, o.Constant(value_float=float(finest))), o.Constant(value_float=1e-6))
+    level = o.Floor(o.Div(o.Log(relative), o.Log(o.Constant(value_float=2.0))))
+    last = o.Constant(value_float=float(len(maps) - 1))
+    level = o.Squeeze(o.Min(o.Max(level, o.Constant(value_float=0.0)), last), ints(1))
+    parts, places = [], []
+    for number, (part, stride) in enumerate(zip(maps, strides, strict=True)):
+        chosen = o.Squeeze(o.NonZero(o.Equal(level, o.Constant(value_float=float(number)))), ints(0))
+        rois = o.Gather(boxes, chosen, axis=0)
+        batch = o.Mul(chosen, ints(0))
+        parts.append(
+            o.RoiAlign(
+                part,
+                rois,
+                batch,
+                coordinate_transformation_mode="half_pixel",
+                output_height=int(size),
+                output_width=int(size),
+                sampling_ratio=int(sampling),
+                spatial_scale=1 / stride,
+            )
+        )
+        places.append(chosen)
+    place = o.Concat(*places, axis=0)
+    _, order = o.TopK(place, o.Shape(place), axis=0, largest=0)
+    return o.Gather(o.Concat(*parts, axis=0), order, axis=0)

@@ -17,8 +17,7 @@ from wbmm.text import first_line
 
 from .onnxruntime import onnx_session, open_onnx
 from .openvino import open_openvino, openvino_model, read_openvino
-from .runner import Runner, unreadable
-from .torchexport import open_program
+from .runner import Runner, open_program, unreadable
 
 __all__ = [
     "EXPORTED",

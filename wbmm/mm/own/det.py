@@ -11,7 +11,7 @@ from wbmm.io.atomic import atomic_path
 from wbmm.text import some
 
 from ..coco import read_annotations
-from .config import Choices, add_shared_arguments, choose_start, choose_workers, train_on_own_data
+from . import Choices, add_shared_arguments, choose_start, choose_workers, train_on_own_data
 from .masks import split_names, typical_size
 
 __all__ = [

@@ -19,7 +19,7 @@ from wbmm.progress import progress_bar
 from wbmm.text import printable, render_table, some
 
 from ..pictures import class_colours
-from .config import Choices, add_shared_arguments, choose_start, choose_workers, train_on_own_data
+from . import Choices, add_shared_arguments, choose_start, choose_workers, train_on_own_data
 from .masks import (
     ClassList,
     FoundMasks,

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from wbmm import cli
-from wbmm.bench import operator_speed
-from wbmm.bench.log import Entry, read_log
-from wbmm.bench.operator_speed import measure, plan, records
-from wbmm.bench.operators import Case, Operator, operators, paper_figures
+from wbmm.bench import operators as op_bench
+from wbmm.bench.operators import Case, Operator, measure, operators, paper_figures, plan, records
+from wbmm.bench.results import Entry, read_log
 
 CASE = Case(batch=2, map=14, channels=4, dtype="float32", layout="nchw", mode="forward", device="cpu")
 SMALL = ["--channels", "4", "--batch", "2", "--map", "7", "14", "--runs", "2", "--rounds", "2"]
@@ -57,7 +56,7 @@ def test_why_an_operator_does_not_run():
 
 
 def test_out_of_memory_is_a_cell_without_a_figure(monkeypatch):
-    monkeypatch.setattr(operator_speed, "available_memory", lambda: 0)
+    monkeypatch.setattr(op_bench, "available_memory", lambda: 0)
     assert measure(CASE, [fake(0.0)], 1, 1) == {"fake 1x1": {"why_not": "out of memory: 0.0 GB"}}
 
 
@@ -85,7 +84,7 @@ def test_a_run_that_was_stopped_goes_on_with_nothing_lost_or_doubled(tmp_path, c
             raise KeyboardInterrupt
         return measure(case, rows, runs, rounds)
 
-    monkeypatch.setattr(operator_speed, "measure", interrupted)
+    monkeypatch.setattr(op_bench, "measure", interrupted)
     assert cli.main(argv) == 130
     with open(tmp_path / "op.jsonl", "a", encoding="utf-8") as file:
         file.write('{"batch": 2, "map": 14, "chan')  # what a kill in the middle of a line leaves
@@ -137,7 +136,7 @@ def test_small_cells_come_first():
 def test_the_budget_leaves_cells_out_and_a_dry_run_measures_nothing(capsys, monkeypatch):
     assert cli.main(["bench", "op", *SMALL, "--budget", "0"]) == 0
     assert "3 cells were left out" in capsys.readouterr().err
-    monkeypatch.setattr(operator_speed, "measure", lambda *args: pytest.fail("nothing is measured"))
+    monkeypatch.setattr(op_bench, "measure", lambda *args: pytest.fail("nothing is measured"))
     assert cli.main(["bench", "op", *SMALL, "--dry-run"]) == 0
     assert "batch 2, map 14, channels 4" in capsys.readouterr().out
 
