@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 import yaml
 
-from wbmm.bench.det import SIZE, OnFixedRois
-from wbmm.bench.seg import COST_SIZE
+from wbmm.bench.detectors import SIZE, OnFixedRois
+from wbmm.bench.segmentors import COST_SIZE
 from wbmm.models.costs import build_on_meta, count_macs, count_params
 from wbmm.models.fuse import fuse
 from wbmm.zoo import Downstream, load_downstream, load_zoo
@@ -40,7 +40,7 @@ def count(name: str) -> dict[str, int]:
 
 
 def count_downstream(model: Downstream) -> dict[str, int]:
-    from wbmm.mm.build import build_detector, build_segmentor, load_mm_config
+    from wbmm.mm.networks import build_detector, build_segmentor, load_mm_config
 
     segments = model.task == "segmentation"
     config = load_mm_config(PACKAGE.parent / model.config, task=model.task)

@@ -158,7 +158,7 @@ def test_every_row_for_segmentation_builds_its_backbone():
     pytest.importorskip("mmseg")
     from tests.mm.helpers import on_meta
     from wbmm.mm.backbone import WBMMBackbone
-    from wbmm.mm.build import load_mm_config
+    from wbmm.mm.networks import load_mm_config
 
     assert {name.removeprefix("table:").split("/")[0] for name in SEGMENTATION} == {
         *("cross-operator", "feature-extraction", "patterns", "windows", "padding")

@@ -132,7 +132,7 @@ def test_python_blocks_run(page, workshop, tmp_path, monkeypatch, capsys):
 
 def load_example(code: str, file: Path) -> None:
     """A configuration for MMSegmentation or MMDetection: its base is found, and its variables reach the model."""
-    from wbmm.mm.build import load_mm_config
+    from wbmm.mm.networks import load_mm_config
 
     file.write_text(code, encoding="utf-8")
     config = load_mm_config(file)

@@ -6,7 +6,7 @@ import yaml
 from wbmm.bench.training import epoch_seconds
 from wbmm.paper_tables import get_table, load_tables, read_tables
 from wbmm.tables.measure import Measured, count_costs, records
-from wbmm.tables.page import differences
+from wbmm.tables.table_page import differences
 from wbmm.zoo import load_zoo
 
 NAMES = [

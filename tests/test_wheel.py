@@ -162,6 +162,15 @@ def test_the_readme_from_training_to_prediction(wbmm):
         wbmm.works("bench", *kind, "--batch", 2, "--size", 32, 32, "--rounds", 1)
 
 
+def test_the_readme_from_a_folder_of_pictures(wbmm):
+    draw_classes(wbmm.folder / "photos", images=6)
+    photos = ("--data", "photos", "--model", "wbmm_a", "--epochs", 1, "--size", 32, "--export", "onnx")
+    wbmm.works("train", *photos, "device=cpu")
+    image = wbmm.folder / "photos" / "val" / "red" / "0.png"
+    assert "1 of 1 images" in wbmm.works("predict", "runs/photos-wbmm_a", image)
+    assert "1 of 1 images" in wbmm.works("predict", "wbmm_a.tiny50", image)  # its weights are in the wheel
+
+
 def test_a_row_of_a_table_trains(wbmm):
     draw_classes(wbmm.folder / "rows")
     wbmm.works("train", "table:cross-operator/dw13@fashion_mnist", *SHORT, *FOLDER, "data.root=rows")

@@ -8,9 +8,9 @@ import torch
 
 import wbmm
 from tests.helpers import randomize
-from wbmm.analysis import tables as st
+from wbmm.analysis import effective_tables as st
+from wbmm.analysis.effective_tables import effective_tables, map_sizes
 from wbmm.analysis.opening import open_subject
-from wbmm.analysis.tables import effective_tables, map_sizes
 from wbmm.analysis.weights import in_words, measure_layer, summarise
 from wbmm.layers import FusedWBMM2d, HierarchicalWBMM2d, WBMM2d
 from wbmm.mm.backbone import WBMMBackbone

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn as nn
 
-from wbmm.bench import dense, det, seg
+from wbmm.bench import dense, detectors, segmentors
 from wbmm.bench.dense import BACKBONES, measure, run_dense
 from wbmm.bench.results import read_log
 from wbmm.bench.setting import CPU
@@ -21,7 +21,7 @@ def built():
 
 def arguments(tmp_path, *more):
     parser = argparse.ArgumentParser()
-    seg.add_arguments(parser)
+    segmentors.add_arguments(parser)
     return parser.parse_args(["--sizes", "512x512", "--batch", "2", "--rounds", "1", "--out", str(tmp_path), *more])
 
 
@@ -32,7 +32,7 @@ def test_six_backbones_beside_the_papers(tmp_path, built, monkeypatch, capsys):
 
     monkeypatch.setattr(torch, "randn", lambda *shape: torch.zeros(1, 3, 2, 2))
     args = arguments(tmp_path)
-    assert run_dense(args, "seg", build, "conv3x3", seg.paper_speeds(), "A note", seg.add_arguments) == 0
+    assert run_dense(args, "seg", build, "conv3x3", segmentors.paper_speeds(), "A note", segmentors.add_arguments) == 0
     assert [name for name, _ in built] == [name for name in BACKBONES if name != "unireplknet-lka"]
     with (tmp_path / "seg.csv").open(newline="") as file:
         rows = {row["backbone"]: row for row in csv.DictReader(file)}
@@ -42,7 +42,7 @@ def test_six_backbones_beside_the_papers(tmp_path, built, monkeypatch, capsys):
     (entry,) = read_log(tmp_path / "seg.jsonl")
     assert set(entry.results) == set(BACKBONES), "the paper's six"
     assert "CUDA package" in entry.results["unireplknet-lka"]["why_not"]
-    assert run_dense(args, "seg", build, "conv3x3", {}, "A note", seg.add_arguments) == 0
+    assert run_dense(args, "seg", build, "conv3x3", {}, "A note", segmentors.add_arguments) == 0
     assert len(built) == 5, "nothing is measured twice"
     assert "unireplknet-lka: the large-kernel CUDA package" in capsys.readouterr().out
 
@@ -59,7 +59,7 @@ def test_each_backbone_counts_in_its_faster_layout(monkeypatch):
 
 
 def test_boxes_are_inside_the_image_and_of_many_sizes():
-    boxes = det._spread(torch.zeros(2, 3, 96, 128), 50)
+    boxes = detectors._spread(torch.zeros(2, 3, 96, 128), 50)
     assert boxes.shape == (100, 5)
     assert boxes[:, 0].unique().tolist() == [0, 1]
     left, top, right, bottom = boxes[:, 1:].T

@@ -12,10 +12,10 @@ from wbmm.bench.operators import paper_figures
 from wbmm.bench.report import build_blocks
 from wbmm.bench.report.chart import Axis, Chart, Point, Series
 from wbmm.bench.report.findings import net_findings, operator_findings
+from wbmm.bench.report.measured import changes, load_runs, op_speeds, split_name
 from wbmm.bench.report.page import TableBlock
-from wbmm.bench.report.runs import changes, load_runs, op_speeds, split_name
 from wbmm.bench.results import Entry
-from wbmm.bench.seg import paper_speeds
+from wbmm.bench.segmentors import paper_speeds
 from wbmm.bench.speed import paper_model_speeds
 
 FACTS = {"device": "cpu", "machine": "Testing CPU", "threads": "2", "torch": "2", "wbmm": "0", "date": "2026-01-02"}

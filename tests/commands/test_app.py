@@ -108,7 +108,7 @@ def test_no_part_of_the_page_shares_pictures():
 def test_a_segmentor_with_its_configuration_beside_it(tmp_path):
     pytest.importorskip("mmseg")
     from tests.mm.shapes import write_config, write_shapes
-    from wbmm.mm.build import build_segmentor
+    from wbmm.mm.networks import build_segmentor
 
     config = write_config(tmp_path / "tiny.py", write_shapes(tmp_path / "data", train=1, val=1))
     model = randomize(build_segmentor(config)).eval()
@@ -131,7 +131,7 @@ def test_a_segmentor_with_its_configuration_beside_it(tmp_path):
 def test_a_detector(tmp_path):
     pytest.importorskip("mmdet")
     from tests.mm.objects import write_config, write_objects
-    from wbmm.mm.build import build_detector
+    from wbmm.mm.networks import build_detector
 
     config = write_config(tmp_path / "tiny.py", write_objects(tmp_path / "data", train=1, val=1))
     model = build_detector(config)

@@ -51,7 +51,7 @@ def test_links_lead_to_files(path):
     assert [link for link in re.findall(r"\]\(([^)]+)\)", text) if not (path.parent / link).is_file()] == []
 
 
-HEAVY = {"fuse_export_quantise", "look_inside"}  # train or quantise for long
+HEAVY = {"fine_tune_on_a_folder", "fuse_export_quantise", "look_inside"}  # train or quantise for long
 SAYS = {"quick_start": "obelisk", "fine_tune_on_a_folder": "new_stripes.png: stripes", "look_inside": "rocket: obelisk"}
 
 

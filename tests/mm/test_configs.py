@@ -13,7 +13,7 @@ from mmengine.registry import MODELS, OPTIM_WRAPPER_CONSTRUCTORS, DefaultScope
 
 import wbmm.mm.register  # noqa: F401
 from tests.mm.helpers import on_meta
-from wbmm.mm.build import without_sync_bn
+from wbmm.mm.networks import without_sync_bn
 from wbmm.mm.runner import multi_scale_pipeline
 
 ROOT = Path(__file__).parents[2]

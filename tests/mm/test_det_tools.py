@@ -20,8 +20,8 @@ from tests.mm.helpers import checkpoint, logged
 from tests.mm.objects import write_config, write_objects
 from tests.mm.released import released_names
 from wbmm import cli
-from wbmm.mm.build import build_detector
 from wbmm.mm.mm_checkpoint import read_mm_checkpoint
+from wbmm.mm.networks import build_detector
 from wbmm.mm.runner import add_test_arguments, run_testing
 from wbmm.mm.tools import evaluate_tool, prefer_fast_metrics, train_tool
 

@@ -12,8 +12,8 @@ pytest.importorskip("mmdet")
 from tests.helpers import randomize
 from tests.mm.objects import CATEGORIES, write_config, write_objects
 from wbmm import cli
-from wbmm.mm.build import build_detector
 from wbmm.mm.detect import Numbering
+from wbmm.mm.networks import build_detector
 from wbmm.mm.pictures import draw_objects
 
 

@@ -10,7 +10,7 @@ pytest.importorskip("onnxruntime")
 from tests.helpers import randomize
 from wbmm import cli
 from wbmm.deploy.runtime import open_runner
-from wbmm.mm.build import build_detector, build_segmentor
+from wbmm.mm.networks import build_detector, build_segmentor
 
 BACKBONE = (
     'dict(type="WBMMBackbone", arch="wbmm_a_hier", dims=(8, 8, 16, 16), depths=(1, 1, 1, 1), pattern=tuple("WDWW"))'

@@ -17,9 +17,9 @@ from tests.helpers import randomize
 from tests.mm.shapes import write_config, write_shapes
 from wbmm import cli
 from wbmm.io.picture_pipeline import PicturePipeline
-from wbmm.mm.build import build_segmentor, load_mm_config
 from wbmm.mm.exportable import picture_pipeline
 from wbmm.mm.exported import ExportedSegmentor, label_pixels, resize_picture
+from wbmm.mm.networks import build_segmentor, load_mm_config
 from wbmm.mm.runner import add_test_arguments, run_testing
 from wbmm.mm.segment import open_photo_segmenter
 from wbmm.mm.tools import evaluate_tool

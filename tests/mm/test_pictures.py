@@ -4,7 +4,7 @@ import numpy as np
 from PIL import Image
 
 from wbmm.mm import _import_quietly
-from wbmm.mm.pictures import TILE, _lab, class_colours, distinct_colours, draw_mosaic
+from wbmm.mm.pictures import TILE, _lab, class_colours, distinct_colours, draw_examples
 
 
 def test_colours_can_be_told_apart():
@@ -20,7 +20,7 @@ def test_colours_can_be_told_apart():
 
 def test_a_mosaic():
     rows = [[Image.new("RGB", (40, 20), (9, 9, 9)), Image.new("RGB", (40, 20), (200, 0, 0))]] * 3
-    sheet = draw_mosaic(rows, ("annotated", "predicted"))
+    sheet = draw_examples(rows, ("annotated", "predicted"))
     assert sheet.width > 2 * TILE
     assert sheet.height > 3 * TILE // 2
     assert (np.asarray(sheet) == (200, 0, 0)).all(-1).sum() == 3 * TILE * TILE // 2

@@ -18,10 +18,10 @@ from tests.mm.released import released_names
 from tests.mm.shapes import write_config, write_shapes
 from wbmm import cli
 from wbmm.mm import register as hooks
-from wbmm.mm.build import build_segmentor, load_mm_config, prepare_device
 from wbmm.mm.check_data import check_segmentation_data
 from wbmm.mm.loading import CLASSIFIERS, describe_misfit
 from wbmm.mm.mm_checkpoint import MMCheckpoint, read_mm_checkpoint
+from wbmm.mm.networks import build_segmentor, load_mm_config, prepare_device
 from wbmm.mm.runner import add_test_arguments, add_train_arguments, multi_scale_pipeline, run_testing
 from wbmm.mm.tools import evaluate_tool, train_tool
 

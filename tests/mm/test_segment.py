@@ -10,7 +10,7 @@ pytest.importorskip("mmseg")
 from tests.helpers import randomize
 from tests.mm.shapes import write_config, write_shapes
 from wbmm import cli
-from wbmm.mm.build import build_segmentor
+from wbmm.mm.networks import build_segmentor
 from wbmm.mm.pictures import class_colours, draw_classes
 
 

@@ -24,10 +24,10 @@ from wbmm.deploy.export.graph import roi_features, suppress
 from wbmm.deploy.export.to_onnx import onnx_program
 from wbmm.io.card import ModelCard
 from wbmm.mm import exported
-from wbmm.mm.build import build_detector
 from wbmm.mm.detect import open_photo_detector
 from wbmm.mm.exportable import DetectorGraph, compare_detections
 from wbmm.mm.exported import ExportedDetector, paste_masks
+from wbmm.mm.networks import build_detector
 from wbmm.mm.runner import add_test_arguments, run_testing
 
 CONFIG = """

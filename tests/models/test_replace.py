@@ -252,3 +252,9 @@ def test_convolutions_with_something_of_their_own_stay():
     reasons = "\n".join(report.reasons())
     for part in ("a hook on it: 0", "parametrised weights: 1", "padded by reflect: 3"):
         assert part in reasons
+
+
+def test_a_replaced_model_can_be_scripted():
+    net, x = timm.create_model("convnext_atto_wbmm", num_classes=3).eval(), torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.jit.script(net)(x), net(x), rtol=1e-4, atol=1e-4)

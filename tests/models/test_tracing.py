@@ -9,6 +9,7 @@ import torch._dynamo.testing
 
 import wbmm
 from tests.helpers import randomize
+from wbmm.ops import use_backend
 
 TINY = {"num_classes": 5, "dims": (8, 16, 16, 24), "depths": (1, 2, 1, 1)}
 NETS = {
@@ -179,11 +180,24 @@ def test_counted_in_inference_mode():
     assert counts[0] == counts[1] > 0
 
 
-def test_vmap_over_stacked_models(form):
+@pytest.mark.parametrize("skeleton", ["cpu", "meta"])
+def test_vmap_over_stacked_models(form, skeleton):
+    """PyTorch's documentation takes a skeleton on the meta device, which holds no values."""
     nets, x = [form, copy.deepcopy(form)], torch.randn(2, 3, 64, 64)
+    base = copy.deepcopy(form).to(skeleton)
     with torch.no_grad():
         nets[1].head.fc.weight.mul_(2)
         state = torch.func.stack_module_state(nets)
-        out = torch.func.vmap(lambda *state: torch.func.functional_call(form, state, (x,)))(*state)
+        out = torch.func.vmap(lambda *state: torch.func.functional_call(base, state, (x,)))(*state)
         for i, net in enumerate(nets):
             torch.testing.assert_close(out[i], net(x), rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["wbmm_a", "wbmm_a_hier"])
+def test_a_model_that_was_given_memory_after_it_was_built(name):
+    """`to_empty` leaves anything in the buffers that no file holds."""
+    net, x = timm.create_model(name, num_classes=3).eval(), torch.randn(1, 3, 64, 64)
+    empty = timm.create_model(name, num_classes=3, device="meta").eval().to_empty(device="cpu")
+    empty.load_state_dict(net.state_dict())
+    with torch.no_grad(), use_backend("reference"):
+        torch.testing.assert_close(empty(x), net(x), rtol=0, atol=0)

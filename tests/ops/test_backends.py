@@ -255,6 +255,24 @@ def test_a_child_that_is_not_what_was_built_is_called(name, change, mode):
         layer(a_map())
 
 
+@pytest.mark.parametrize("change", ["hook", "forward"])
+def test_a_norm_that_is_not_what_was_built_sees_what_it_should(change):
+    """In training the layer scale goes into the norm's weight, but not if somebody looks at what the norm gives."""
+    norm, seen = nn.BatchNorm2d(6), []
+    layer, x, scale = randomize(FeedForward(6)), a_map(), torch.full((6,), 1e-3)
+    layer.norm = norm
+    if change == "hook":
+        norm.register_forward_hook(lambda module, given, out: seen.append(out.detach()) or out + 1)
+    else:
+        norm.forward = lambda given, call=norm.forward: seen.append(call(given).detach()) or seen[-1] + 1
+    outputs = []
+    for name in ("reference", None):
+        with use_backend(name):
+            outputs.append(layer(x, x.mean((2, 3)), scale, x))
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(seen[1], seen[0], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_hooks_on_all_modules_fire(mode):
     layer, names = make("fused ffn"), []
@@ -397,6 +415,39 @@ def test_the_environment_variable():
         [sys.executable, "-c", code], env={"WBMM_BACKEND": "tiled"}, capture_output=True, text=True, check=True
     )
     assert run.stdout.strip() == "tiled"
+
+
+@pytest.mark.parametrize("hidden", linear.CALLS)
+def test_each_private_operator_is_looked_for(hidden, monkeypatch):
+    """One that is missing is enough for a refusal, a missing overload too."""
+    calls = {name.partition(".")[0]: types.SimpleNamespace(default=1, binary=1) for name in linear.CALLS}
+    name, _, overload = hidden.partition(".")
+    if overload:
+        delattr(calls[name], overload)
+    else:
+        del calls[name]
+    monkeypatch.setattr(torch.ops, "mkldnn", types.SimpleNamespace(**calls))
+    linear.missing_call.cache_clear()
+    try:
+        assert linear.missing_call() == hidden
+        assert not linear.has_onednn()
+        assert not linear.computes(torch.float32)
+    finally:
+        linear.missing_call.cache_clear()
+
+
+@pytest.mark.parametrize("place", ["torch.ops.mkldnn._is_mkldnn_bf16_supported", "torch.cpu._is_avx512_bf16_supported"])
+def test_a_torch_that_does_not_tell_of_bfloat16(place, monkeypatch):
+    if place.startswith("torch.ops"):
+        kept = {name.partition(".")[0]: None for name in linear.CALLS}
+        monkeypatch.setattr(torch.ops, "mkldnn", types.SimpleNamespace(**kept))
+    else:
+        monkeypatch.delattr(place)
+    linear.has_bfloat16.cache_clear()
+    try:
+        assert not linear.has_bfloat16()
+    finally:
+        linear.has_bfloat16.cache_clear()
 
 
 def test_a_torch_without_the_private_operators(monkeypatch):

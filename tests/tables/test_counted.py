@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from wbmm import cli
-from wbmm.bench import det, seg
+from wbmm.bench import detectors, segmentors
 from wbmm.paper_tables import load_commands, load_dense_tables, load_tables
 from wbmm.tables.counted import COUNTED
-from wbmm.tables.page import contradictions, dense_contradictions
+from wbmm.tables.table_page import contradictions, dense_contradictions
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,9 +78,9 @@ def test_attention_grows_with_the_batch_and_the_table_does_not():
 
 @pytest.mark.parametrize("name", ["ade20k", "coco"])
 def test_segmentors_and_detectors(name, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(seg, "count", lambda backbone, size: (61_900_000, 944_000_000_000))
-    monkeypatch.setattr(det, "build", lambda backbone, size: None)
-    monkeypatch.setattr(det, "count", lambda detector: (88_500_000, 0, {"": 747_000_000_000}))
+    monkeypatch.setattr(segmentors, "count", lambda backbone, size: (61_900_000, 944_000_000_000))
+    monkeypatch.setattr(detectors, "build", lambda backbone, size: None)
+    monkeypatch.setattr(detectors, "count", lambda detector: (88_500_000, 0, {"": 747_000_000_000}))
     assert cli.main(["table", name, "--out", str(tmp_path)]) == 0
     table = load_dense_tables()[name]
     found = {row[0]: row for row in rows((tmp_path / f"{name}.md").read_text())}

@@ -20,9 +20,9 @@ from wbmm.models.wbmm import WBMM
 from wbmm.progress import progress_bar
 from wbmm.text import render_table
 
+from .effective_tables import map_sizes
 from .opening import add_model_arguments, find_pictures, open_subject, spread, with_size
 from .output import COLUMN, PALETTE, Output, add_output_arguments, drawing
-from .tables import map_sizes
 
 __all__ = [
     "EXAMPLE",

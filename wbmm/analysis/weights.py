@@ -13,10 +13,10 @@ from torch import Tensor
 from wbmm.progress import progress_bar
 from wbmm.text import render_table
 
-from . import tables as st
+from . import effective_tables as st
+from .effective_tables import LayerTable, effective_tables
 from .opening import Subject, add_model_arguments, open_subject
 from .output import COLUMN, PALETTE, Output, add_output_arguments, drawing
-from .tables import LayerTable, effective_tables
 
 __all__ = ["EXAMPLE", "PAPER", "LayerStatistics", "add_arguments", "in_words", "measure_layer", "run", "summarise"]
 

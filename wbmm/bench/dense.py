@@ -72,7 +72,7 @@ def configuration(path: str, name: str, letter: str):
         name: the backbone.
         letter: t or s.
     """
-    from wbmm.mm.build import load_mm_config
+    from wbmm.mm.networks import load_mm_config
 
     stem, changes = BACKBONES[name]
     changes = {"sync_bn": False, **changes}

@@ -67,25 +67,27 @@ def run(args: argparse.Namespace) -> int:
         "receptive field: largest extent in input pixels through convolutions and windows; SE and GRN see the whole map"
     )
     if args.backends:
-        print("\n" + describe_backends(model.name))
+        print("\n" + describe_backends(model.name, args.size))
     return 0
 
 
-def describe_backends(name: str) -> str:
-    """Who computes the operators of each block here, fused in inference and in training: a small batch is run."""
+def describe_backends(name: str, size: tuple[int, int]) -> str:
+    """Who computes the operators of each block here, fused in inference and in training: two images are run."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     trained = timm.create_model(name, device=device)
     rows, reasons = [], {}
     for mode, net in (("inference", fuse(trained.eval())), ("training", trained)):
         net.train(mode == "training")
-        choices = watch_choices(net, torch.zeros(2, 3, 64, 64, device=device), grad=mode == "training")
+        choices = watch_choices(net, torch.zeros(2, 3, *size, device=device), grad=mode == "training")
         for (part, operator, backend, refusals), count in choices.items():
             rows.append([mode, part, operator, backend, str(count)])
             for other, why in refusals:
                 reasons.setdefault((other, operator, mode), {})[why] = None
     lines = [f"{other}, {operator} in {mode}: {'; '.join(why)}" for (other, operator, mode), why in reasons.items()]
     table = render_table(("mode", "part", "operator", "backend", "calls"), rows)
-    return "\n".join([f"backends on {device}:", "", table, "", "why not the others:", *lines])
+    return "\n".join(
+        [f"backends on {device}, batch 2 at {size[0]}x{size[1]}:", "", table, "", "why not the others:", *lines]
+    )
 
 
 def watch_choices(net, images, grad: bool) -> dict[tuple, int]:

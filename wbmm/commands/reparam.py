@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from wbmm.deploy.reparam import reparam
+from wbmm.deploy.fused_file import reparam
 from wbmm.io.atomic import check_target
 from wbmm.io.files import run_checkpoint
 from wbmm.io.reader import read_checkpoint

@@ -102,7 +102,7 @@ def open_photo_detector(model: str, config: Path | None, fuse: bool = True, devi
     from mmdet.apis import inference_detector
     from mmengine.registry import DefaultScope
 
-    from .build import build_detector, dataset_meta
+    from .networks import build_detector, dataset_meta
 
     net = build_detector(config, model, fuse="compact" if fuse else None).to(device)
     meta = dataset_meta(net)

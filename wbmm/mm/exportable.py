@@ -46,7 +46,7 @@ def open_exportable(config: Path, checkpoint: Path, features: bool = False, neck
         checkpoint: its weights, loaded strictly.
     """
     try:
-        from .build import build_detector, build_segmentor, load_mm_config
+        from .networks import build_detector, build_segmentor, load_mm_config
     except ImportError as error:
         raise ValueError(
             f"--config needs MMSegmentation or MMDetection ({error}): {install_extra('seg')}, or {install_extra('det')}"
@@ -71,7 +71,7 @@ def open_exportable(config: Path, checkpoint: Path, features: bool = False, neck
 
 
 def _whole_detector(cfg, model: nn.Module, card: ModelCard, bgr: bool) -> Exportable:
-    from .build import dataset_meta
+    from .networks import dataset_meta
 
     net = DetectorGraph(model, bgr)
     resize, palette = _resize_step(cfg, "PackDetInputs"), dataset_meta(model).get("palette")
@@ -103,7 +103,7 @@ def _neck(model: nn.Module, card: ModelCard, bgr: bool) -> Exportable:
 
 def _card(cfg, model: nn.Module, kind: str) -> tuple[ModelCard, bool]:
     """The card, and whether the model takes BGR."""
-    from .build import dataset_meta
+    from .networks import dataset_meta
 
     images = cfg.model.get("data_preprocessor") or cfg.get("data_preprocessor") or {}
     channels = cfg.model.backbone.get("in_chans", 3)
@@ -135,7 +135,7 @@ def picture_pipeline(cfg, model: nn.Module) -> PicturePipeline:
     Raises:
         ValueError: there is something in it that an exported file cannot do.
     """
-    from .build import dataset_meta
+    from .networks import dataset_meta
 
     if cfg.model.get("test_cfg", {}).get("mode", "whole") != "whole":
         raise ValueError(

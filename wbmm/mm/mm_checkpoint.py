@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from wbmm.data.images import check_batch
-from wbmm.deploy.reparam import HEADERS, Size, report_difference
+from wbmm.deploy.fused_file import HEADERS, Size, report_difference
 from wbmm.io.atomic import atomic_path
 from wbmm.io.card import MOST_CHANNELS, ModelCard, check_args
 from wbmm.io.digest import DIGEST_KEY, digest

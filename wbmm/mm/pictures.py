@@ -16,7 +16,7 @@ __all__ = [
     "class_colours",
     "distinct_colours",
     "draw_classes",
-    "draw_mosaic",
+    "draw_examples",
     "draw_objects",
     "picture_targets",
     "read_pictures",
@@ -172,7 +172,7 @@ def _label(pen: ImageDraw.ImageDraw, text: str, left: float, top: float, colour:
     pen.text((left + 2 - x0, top + 2 - y0), text, fill=(0, 0, 0) if dark else (255, 255, 255), font=font)
 
 
-def draw_mosaic(
+def draw_examples(
     rows: Sequence[Sequence[Image.Image]], titles: Sequence[str], legend: Sequence[tuple[str, tuple]] = ()
 ) -> Image.Image:
     """One sheet of pictures: a row each, under titles for the columns; all are scaled to one width.

@@ -23,7 +23,7 @@ from wbmm.text import printable
 
 from .backbone import TimmBackbone, WBMMBackbone
 from .mm_checkpoint import PREFIX
-from .pictures import class_colours, distinct_colours, draw_mosaic, draw_objects
+from .pictures import class_colours, distinct_colours, draw_examples, draw_objects
 
 __all__ = ["ATOMIC", "AtomicBackend", "BroadcastBuffersHook", "LabelRangeHook", "LayerDecayConstructor", "MosaicHook"]
 
@@ -177,7 +177,7 @@ class MosaicHook(Hook):
         if not self.rows or runner.rank:
             return
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        draw_mosaic(self.rows, ("annotated", "predicted"), self.legend).save(self.file)
+        draw_examples(self.rows, ("annotated", "predicted"), self.legend).save(self.file)
         print_log(f"{len(self.rows)} pictures, annotated and predicted: {self.file}", logger="current")
 
 

@@ -27,10 +27,10 @@ from wbmm.handler import is_out_of_memory
 from wbmm.io.atomic import write_text
 from wbmm.machine import PRECISIONS, machine_facts, set_precision
 
-from .build import build_mm_model, load_mm_config, prepare_device
 from .check_data import check_detection_data, check_segmentation_data, follow_ignore_index
 from .exported import ExportedDetector, ExportedSegmentor
 from .loading import check_fits, check_load_from, prepare_resume, use_safe_reader
+from .networks import build_mm_model, load_mm_config, prepare_device
 from .register import MosaicHook
 
 __all__ = [

@@ -65,7 +65,7 @@ def _open_checkpoint(model: str, config: Path, fuse: bool, device: str) -> Photo
     from mmengine.registry import DefaultScope
     from mmseg.apis import inference_model
 
-    from .build import build_segmentor, dataset_meta
+    from .networks import build_segmentor, dataset_meta
 
     net = build_segmentor(config, model, fuse="compact" if fuse else None).to(device)
     meta = dataset_meta(net)

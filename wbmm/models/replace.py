@@ -31,7 +31,7 @@ class BiasedWBMM2d(WBMM2d):
         self.bias = nn.Parameter(torch.zeros(dim, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + self.bias[:, None, None]
+        return self.windowed(x, self.tables(), shortcuts=int(self.shortcut)) + self.bias[:, None, None]
 
     @torch.no_grad()
     def fuse(self, norm: nn.BatchNorm2d | None = None) -> FusedWBMM2d:

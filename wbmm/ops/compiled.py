@@ -16,7 +16,7 @@ from .backends.onednn.linear import computes
 from .kept import Kept, find_kept
 from .tables import Window
 
-__all__ = ["gated_ffn", "takes", "windowed"]
+__all__ = ["compiler_takes", "gated_ffn", "windowed"]
 
 _backend = OneDNN()
 _types = tuple(dtype for dtype in (torch.float32, torch.bfloat16) if computes(dtype))
@@ -32,7 +32,7 @@ torch.library.define(
 )
 
 
-def takes(x: Tensor, weight: Tensor, kept: Kept | None) -> bool:
+def compiler_takes(x: Tensor, weight: Tensor, kept: Kept | None) -> bool:
     """Whether a compiler gets the operators of this file: for inference on a CPU, in a type that oneDNN computes."""
     return (
         torch.compiler.is_compiling()

@@ -183,7 +183,7 @@ def windowed(
     why = _obstacle(x, *tables)
     if why is not None:
         _refuse("windowed", why)
-        if _asked is None and tables[0].ndim == 2 and kept is not None and compiled.takes(x, tables[0], kept):
+        if _asked is None and tables[0].ndim == 2 and kept is not None and compiled.compiler_takes(x, tables[0], kept):
             return compiled.windowed(x, tables, window, bias, shortcuts, padding_mode, kept)
         if torch.compiler.is_exporting() and any(isinstance(side, torch.SymInt) for side in x.shape[-2:]):
             matrix = expand(tables, window, index)
@@ -238,7 +238,7 @@ def gated_ffn(
         and _asked is None
         and inference_form
         and kept is not None
-        and compiled.takes(x, grn[0], kept)
+        and compiled.compiler_takes(x, grn[0], kept)
         and changed_module(fc1=(fc1, nn.Linear), fc2=(fc2, nn.Linear)) is None
     ):
         return compiled.gated_ffn(x, gate, shortcut, (fc1.weight, fc1.bias, *grn, fc2.weight, fc2.bias), kept)

@@ -11,6 +11,7 @@ from torch import Tensor
 from . import reference
 from .dispatch import conv2d, gated_ffn, kept_matrix, squeeze_excite, windowed
 from .kept import Kept
+from .obstacles import is_eager
 from .tables import expand, relative_index, scales_of
 from .windows import PADDING_MODES
 
@@ -49,10 +50,22 @@ class WindowLayer(nn.Module):
         if self.index is None:
             return None
         else:  # noqa: RET505  a script looks at no branch but the one that applies
-            if self.local_index is None:
-                return [self.index]
+            if self.index.is_meta:  # of a skeleton: tables come from elsewhere, as in `torch.func.functional_call`
+                return None
             else:  # noqa: RET505
-                return [self.index, self.local_index]
+                if self.local_index is None:
+                    return [self.index]
+                else:  # noqa: RET505
+                    return [self.index, self.local_index]
+
+    def _apply(self, fn, recurse=True):
+        """Indices are made again: `to_empty` leaves any memory in them, and layers on a CPU share theirs."""
+        super()._apply(fn, recurse)
+        for name, scale in zip(("index", "local_index"), scales_of(2, self.window), strict=True):
+            index = getattr(self, name)
+            if index is not None and is_eager(index):
+                setattr(self, name, relative_index(scale, index.device))
+        return self
 
     def tables(self) -> list[Tensor]:
         """What the matrix is made of, as `reference.windowed` takes it."""

@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Callable
 
-from wbmm.bench import det, seg
+from wbmm.bench import detectors, segmentors
 from wbmm.layers.baselines import HEAD_DIM
 from wbmm.paper_tables import DenseTable, load_commands, load_dense_tables, load_recipes
 from wbmm.text import render_table
@@ -12,7 +12,7 @@ from wbmm.train.config import load_config
 from wbmm.zoo import load_counts, load_zoo
 
 from .measure import count_costs
-from .page import dense_contradictions
+from .table_page import dense_contradictions
 
 __all__ = ["COUNTED"]
 
@@ -37,9 +37,9 @@ def _dense(table: DenseTable) -> str:
     for row in table.rows:
         print(f"counting {row.id}", file=sys.stderr, flush=True)
         if table.name == "ade20k":
-            params, macs = seg.count(row.backbone, row.size)
+            params, macs = segmentors.count(row.backbone, row.size)
         else:
-            params, _, parts = det.count(det.build(row.backbone, row.size))
+            params, _, parts = detectors.count(detectors.build(row.backbone, row.size))
             macs = parts[""]
         printed = [str(row.paper[key]) for key in ("params", "flops", *accuracies)]
         counted = f"{params / 1e6:.1f}", f"{macs / 1e9:.0f}"

@@ -33,7 +33,7 @@ __all__ = [
     "Speed",
     "Timer",
     "can_run",
-    "check_model",
+    "check_row",
     "count_costs",
     "find_recipe",
     "records",
@@ -114,7 +114,7 @@ class Costs:
     macs_fused: int
 
 
-def check_model(name: str) -> None:
+def check_row(name: str) -> None:
     """Raises unless timm knows the model."""
     if not timm.is_model(name):
         raise ValueError(f"timm knows no model {name!r}; see `wbmm list` and timm.list_models()")
@@ -122,7 +122,7 @@ def check_model(name: str) -> None:
 
 def count_costs(model: str, args: dict, size: int = 224, in_chans: int = 3) -> Costs:
     """Counts at a given size. Without the large-kernel package, which changes neither."""
-    check_model(model)
+    check_row(model)
     args = {key: value for key, value in args.items() if key != "large_kernel"}
     net = build_on_meta(model, **args, in_chans=in_chans)
     fused = fuse(net)
@@ -218,7 +218,7 @@ class Timer:
 
 
 def _build(row: Row) -> nn.Module:
-    check_model(row.model)
+    check_row(row.model)
     return timm.create_model(row.model, **_arguments(row))
 
 

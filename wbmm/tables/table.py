@@ -17,7 +17,7 @@ from wbmm.train.runs import RunFacts
 
 from .counted import COUNTED
 from .measure import LAYOUTS, Costs, Measured, Timer, can_run, count_costs, find_recipe, train_small
-from .page import check_pages, csv_text, markdown_text, read_trained, write_pages
+from .table_page import check_pages, csv_text, markdown_text, read_trained, write_pages
 
 BEST = "best"
 SEEDS = 3

@@ -10,7 +10,7 @@ from PIL import Image
 from tests.mm.shapes import write_shapes
 from wbmm import cli
 from wbmm.mm.own.masks import ClassList, find_masks, read_classes, survey_masks
-from wbmm.mm.own.seg import add_arguments, choose_segmentor, number_labels, prepare_seg
+from wbmm.mm.own.seg import add_arguments, choose_segmentor, number_mask_labels, prepare_seg
 
 SIZE = (40, 24)
 
@@ -129,7 +129,7 @@ def test_which_label_is_ignored(tmp_path):
     def number(values, classes=names, ignore=None, from_1=False):
         folder = tmp_path / "-".join(map(str, values))
         write(folder / "images", ["x"], folder / "masks", values=values)
-        return number_labels(survey_masks([folder / "masks" / "x.png"]), classes, ignore, from_1, tmp_path)[:2]
+        return number_mask_labels(survey_masks([folder / "masks" / "x.png"]), classes, ignore, from_1, tmp_path)[:2]
 
     assert number((0, 1, 2, 255)) == (["a", "b", "c"], 255)
     assert number((0, 1, 2, 3)) == (["a", "b", "c"], 3)

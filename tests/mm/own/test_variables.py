@@ -8,7 +8,7 @@ pytest.importorskip("mmseg")
 
 from mmengine.config import Config
 
-from wbmm.mm.build import build_mm_model, load_mm_config
+from wbmm.mm.networks import build_mm_model, load_mm_config
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 

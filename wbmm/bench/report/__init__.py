@@ -10,10 +10,10 @@ from wbmm.text import some
 
 from .chart import Chart
 from .findings import findings_table, net_findings, operator_findings
+from .measured import Machine, against_blocks, as_in_the_paper, load_runs, op_groups, op_speeds, paper_operators
 from .net_sections import SECTIONS
 from .operator_section import operator_blocks
 from .page import Block, Code, Figures, Heading, Paragraph, to_html, to_markdown
-from .runs import Machine, against_blocks, as_in_the_paper, load_runs, op_groups, op_speeds, paper_operators
 
 __all__ = ["build_blocks", "run"]
 

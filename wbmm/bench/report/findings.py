@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from wbmm.bench.results import Entry
-from wbmm.bench.seg import paper_speeds
+from wbmm.bench.segmentors import paper_speeds
 from wbmm.bench.speed import paper_model_speeds
 
+from .measured import OpSpeeds, paper_training, ratio
 from .net_sections import by_net, cell_title, contests_of, in_order
 from .page import VERDICTS, TableBlock
-from .runs import OpSpeeds, paper_training, ratio
 
 __all__ = ["Finding", "findings_table", "net_findings", "operator_findings"]
 

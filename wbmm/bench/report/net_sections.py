@@ -4,14 +4,14 @@ from collections.abc import Sequence
 
 from wbmm.bench.dense import BACKBONES
 from wbmm.bench.results import Entry
-from wbmm.bench.seg import paper_speeds
+from wbmm.bench.segmentors import paper_speeds
 from wbmm.bench.speed import paper_model_speeds
 from wbmm.bench.training import IMAGES, epoch_text
 from wbmm.timing import Timing
 
 from .chart import Axis, Chart, Point, Series, short
+from .measured import as_in_the_paper, numbers_of, paper_training, ratio, ratio_range
 from .page import Block, Figures, Heading, Paragraph, TableBlock
-from .runs import as_in_the_paper, numbers_of, paper_training, ratio, ratio_range
 
 __all__ = ["SECTIONS", "by_net", "cell_title", "contests_of", "in_order"]
 

@@ -6,8 +6,8 @@ from wbmm.bench.operators import BASELINE, MODES
 from wbmm.bench.results import Entry
 
 from .chart import Axis, Chart, Point, Series, short
+from .measured import OpSpeeds, op_groups, op_speeds, paper_operators, ratio_range, split_name
 from .page import Block, Figures, Heading, Paragraph, TableBlock
-from .runs import OpSpeeds, op_groups, op_speeds, paper_operators, ratio_range, split_name
 
 __all__ = ["operator_blocks"]
 

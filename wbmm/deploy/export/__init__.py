@@ -25,6 +25,7 @@ from wbmm.layers import DenseWBMM2d
 from wbmm.machine import versions
 from wbmm.models.fuse import fuse
 from wbmm.ops.modules import WindowLayer
+from wbmm.ops.profile import Profile, use_profile
 from wbmm.text import first_line
 
 from ..runtime import Runner, open_runner, torch_runner
@@ -171,8 +172,9 @@ def export_to_file(
     )
     comparisons = _compare_forms(net, fused, card, shapes, exportable.compare)
     check_tolerance(comparisons, tolerance)
-    graph = _graph(fused, card, exportable.output_names, format, dynamic_size)
-    write = _prepare(graph, shapes, format, half)
+    with use_profile(Profile()):  # what was tuned for this processor must not change the file
+        graph = _graph(fused, card, exportable.output_names, format, dynamic_size)
+        write = _prepare(graph, shapes, format, half)
     with atomic_model_path(path, force) as temporary:
         try:
             write(temporary)

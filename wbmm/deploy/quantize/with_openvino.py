@@ -13,6 +13,7 @@ from wbmm.deploy.runtime import read_openvino
 from wbmm.extras import need
 from wbmm.io.card import ModelCard
 from wbmm.ops.backends.onednn.windowed import is_convolvable, kernel_size
+from wbmm.ops.profile import Profile, use_profile
 
 from .choose import FOLLOWS, RESHAPES, Layer, group_of_product, mark_head
 
@@ -115,7 +116,8 @@ def _group(node) -> str | None:
 def _convolves_windows(node) -> bool:
     """Whether a depthwise convolution is that of windows: `table_to_kernel` tells the kernel from the window's size."""
     sides = [side.get_length() if side.is_static else 0 for side in list(node.input(0).get_partial_shape())[2:]]
-    return is_convolvable(sides) and list(node.input(1).get_shape())[3:] == kernel_size(sides)
+    with use_profile(Profile()):  # as in export
+        return is_convolvable(sides) and list(node.input(1).get_shape())[3:] == kernel_size(sides)
 
 
 def _is_elementwise(node) -> bool:

@@ -15,9 +15,9 @@ from wbmm.models.hub import local_weights
 from wbmm.models.state import CheckpointError
 from wbmm.text import first_line
 
+from .common import Runner, open_program, unreadable
 from .onnxruntime import onnx_session, open_onnx
 from .openvino import open_openvino, openvino_model, read_openvino
-from .runner import Runner, open_program, unreadable
 
 __all__ = [
     "EXPORTED",

@@ -11,7 +11,7 @@ from wbmm.io.digest import verify_digest
 from wbmm.io.reader import METADATA_KEY
 from wbmm.io.screen import screen_onnx
 
-from .runner import Runner, existing, input_sides, parse_card, unreadable
+from .common import Runner, existing, input_sides, parse_card, unreadable
 
 __all__ = ["onnx_session", "open_onnx"]
 

@@ -16,7 +16,7 @@ from wbmm.io.reader import METADATA_KEY
 from wbmm.io.screen import screen_openvino
 from wbmm.models.state import CheckpointError
 
-from .runner import Runner, existing, input_sides, parse_card, unreadable
+from .common import Runner, existing, input_sides, parse_card, unreadable
 
 __all__ = ["Streams", "open_openvino", "openvino_model", "read_openvino"]
 

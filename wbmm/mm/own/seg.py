@@ -34,7 +34,7 @@ from .masks import (
     typical_size,
 )
 
-__all__ = ["EXAMPLE", "add_arguments", "choose_segmentor", "convert_masks", "number_labels", "prepare_seg", "run"]
+__all__ = ["EXAMPLE", "add_arguments", "choose_segmentor", "convert_masks", "number_mask_labels", "prepare_seg", "run"]
 
 EXAMPLE = "wbmm train-seg --data streets --classes streets/classes.txt --model wbmm_t_dense"
 USUAL_IGNORE = 255
@@ -76,7 +76,7 @@ def choose_segmentor(args: argparse.Namespace, folder: Path) -> Choices:
     classes = read_classes(file) if file else None
     masks = [*found.train.mask_paths(found.names("train")), *found.val.mask_paths(found.names("val"))]
     seen = survey_masks(masks)
-    names, ignore, why = number_labels(seen, classes, args.ignore, args.labels_from_1, args.data)
+    names, ignore, why = number_mask_labels(seen, classes, args.ignore, args.labels_from_1, args.data)
     choices.variables |= {"classes": tuple(names), "ignore_index": ignore, "reduce_zero_label": args.labels_from_1}
     where = f"{file}" if file else "no list of names was found; --classes FILE"
     choices.rows.append(("classes", f"{len(names)}: {some(names, 4)}", where))
@@ -136,7 +136,7 @@ def _places(found: FoundMasks, root: Path, folder: Path) -> dict:
     return places | {"img_suffix": first[0], "mask_suffix": first[1]}
 
 
-def number_labels(
+def number_mask_labels(
     seen: Survey, classes: ClassList | None, ignore: int | None, from_1: bool, root: Path
 ) -> tuple[list[str], int, str]:
     """Names of the classes, the label that is ignored, and why that one; a `ValueError` where masks need preparing.

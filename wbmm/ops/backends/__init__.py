@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.nn as nn
 from torch import Tensor
 
 from wbmm.ops.kept import Kept
 from wbmm.ops.tables import Window
 
-__all__ = ["LARGE_MATRIX", "Backend", "Call"]
+__all__ = ["LARGE_MATRIX", "Backend", "Call", "gradients_with_graph"]
 
 LARGE_MATRIX = 2**28  # bytes; larger ones are never built whole. The largest of the family is 79 MB
 
@@ -104,3 +105,12 @@ class Backend:
         kept: Kept | None,
     ) -> Tensor:
         raise NotImplementedError
+
+
+def gradients_with_graph(
+    out: Tensor, inputs: Sequence[Tensor | None], wanted: Sequence[bool], grad: Tensor
+) -> list[Tensor | None]:
+    """What autograd makes of `out`, to be differentiated again; None for an input whose gradient nobody wants."""
+    asked = [tensor for tensor, wants in zip(inputs, wanted, strict=True) if wants]
+    found = iter(torch.autograd.grad(out, asked, grad, create_graph=True) if asked else ())
+    return [next(found) if wants else None for wants in wanted]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wbmm.ops import reference
-from wbmm.ops.backends import LARGE_MATRIX, Backend, Call
+from wbmm.ops.backends import LARGE_MATRIX, Backend, Call, gradients_with_graph
 from wbmm.ops.tables import Window, scales_of
 from wbmm.ops.windows import crop, is_channels_last, merge_windows, pad_to_windows, partition_windows
 
@@ -121,8 +121,6 @@ def _sum_type(dtype: torch.dtype) -> torch.dtype:
 
 def _plain_gradients(x, tables, window, wanted, grad):
     """The same by autograd, with a graph; this needs the matrix."""
-    inputs = [x, *tables]
-    asked = [tensor for tensor, wants in zip(inputs, (wanted[0], *wanted[2:]), strict=True) if wants]
-    found = iter(torch.autograd.grad(reference.windowed(x, tables, window), asked, grad, create_graph=True))
-    dx, *rest = (next(found) if wants else None for wants in (wanted[0], *wanted[2:]))
+    out = reference.windowed(x, tables, window)
+    dx, *rest = gradients_with_graph(out, [x, *tables], (wanted[0], *wanted[2:]), grad)
     return dx, None, *rest

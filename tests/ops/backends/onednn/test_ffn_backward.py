@@ -104,11 +104,11 @@ class TestFeedForward:
         (x,) = leaves((size[0], 8, *size[1:]))
         x = x.detach().contiguous(memory_format=layout).requires_grad_()
         gate, scale = leaves((size[0], 8), (8,), seed=1)
-        assert "_FeedForward" in str(nodes(layer(x)))
+        assert "_BlockedFeedForward" in str(nodes(layer(x)))
         ours = self.gradients(layer, x), self.gradients(layer, x, gate, scale)
         statistics = layer.norm.running_mean.clone()
         with use_backend("reference"):
-            assert "_FeedForward" not in str(nodes(layer(x)))
+            assert "_BlockedFeedForward" not in str(nodes(layer(x)))
             expected = self.gradients(layer, x), self.gradients(layer, x, gate, scale)
         torch.testing.assert_close(ours, expected, rtol=1e-9, atol=1e-9)
         assert not torch.equal(layer.norm.running_mean, statistics), "batch statistics are taken in either way"
@@ -136,7 +136,7 @@ class TestFeedForward:
     def test_another_module_in_its_place_is_called(self, layer):
         layer.fc1 = torch.nn.Sequential(layer.fc1)
         layer.fc1.weight, layer.fc1.bias = layer.fc1[0].weight, layer.fc1[0].bias
-        assert "_FeedForward" not in str(nodes(layer(leaves((2, 8, 5, 5))[0])))
+        assert "_BlockedFeedForward" not in str(nodes(layer(leaves((2, 8, 5, 5))[0])))
 
     def test_functional_transforms(self, layer):
         (x,) = leaves((2, 8, 5, 5))

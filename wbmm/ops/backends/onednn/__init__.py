@@ -10,6 +10,7 @@ from torch import Tensor
 
 from wbmm.ops import reference
 from wbmm.ops.backends import LARGE_MATRIX, Backend, Call
+from wbmm.ops.obstacles import changed_module
 from wbmm.ops.profile import thresholds
 from wbmm.ops.tables import Window, scales_of
 from wbmm.ops.windows import crop, pad_to_windows
@@ -155,7 +156,8 @@ class OneDNN(Backend):
                 given = (x.permute(0, 2, 3, 1), gate, fc1.weight, fc1.bias, gamma, beta, fc2.weight)
                 out = ffn_training(*(tensor.to(dtype) for tensor in given), eps)  # type: ignore[call-arg]
                 out = reference.from_rows(out if fc2.bias is None else out + fc2.bias.to(dtype))
-            if scale is not None and type(norm) is nn.BatchNorm2d and norm.affine:
+            plain = changed_module(norm=(norm, nn.BatchNorm2d)) is None
+            if scale is not None and plain and norm.affine:
                 # In the norm's weight and bias the scale costs no pass over the map.
                 weights = {"weight": norm.weight * scale, "bias": norm.bias * scale}
                 return reference.finish(torch.func.functional_call(norm, weights, (out,)), None, shortcut, drop_path)

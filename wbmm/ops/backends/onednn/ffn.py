@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wbmm.ops import reference
+from wbmm.ops.backends import gradients_with_graph
 from wbmm.ops.profile import thresholds
 from wbmm.ops.reference import LEAST_SQUARE
 
@@ -146,7 +147,7 @@ def ffn_training(
     """
     batch, height, width, channels = x.shape
     rows = x.reshape(batch, height * width, channels).contiguous()
-    return _FeedForward.apply(rows, gate, w1, b1, gamma.flatten(), beta.flatten(), w2, eps).view(x.shape)
+    return _BlockedFeedForward.apply(rows, gate, w1, b1, gamma.flatten(), beta.flatten(), w2, eps).view(x.shape)
 
 
 def _relative(norm: Tensor, eps: float) -> Tensor:
@@ -158,7 +159,7 @@ def _flat(x: Tensor) -> Tensor:
     return x.flatten(0, 1)
 
 
-class _FeedForward(torch.autograd.Function):
+class _BlockedFeedForward(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, gate, w1, b1, gamma, beta, w2, eps):
         batch, positions, _ = x.shape
@@ -180,7 +181,7 @@ class _FeedForward(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         with torch.autocast("cpu", enabled=False):  # it may be on for the backward pass alone
-            return _FeedForward._gradients(ctx, grad)
+            return _BlockedFeedForward._gradients(ctx, grad)
 
     @staticmethod
     def _gradients(ctx, grad):
@@ -267,9 +268,7 @@ def _plain_gradients(inputs: list[Tensor], needed: Sequence[bool], eps: float, g
     fc1, fc2 = partial(F.linear, weight=w1, bias=b1), partial(F.linear, weight=w2)
     grn = partial(reference.grn, gamma=gamma, beta=beta, eps=eps)
     out = reference.gated_ffn(x[:, None].permute(0, 3, 1, 2), fc1, grn, fc2, gate)[:, :, 0].transpose(1, 2)
-    wanted = [tensor for tensor, wants in zip(inputs, needed, strict=True) if wants]
-    found = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
-    return [next(found) if wants else None for wants in needed]
+    return gradients_with_graph(out, inputs, needed, grad)
 
 
 def _norm_gradient(dratio: Tensor, norm: Tensor, eps: float) -> Tensor:

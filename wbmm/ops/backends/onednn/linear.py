@@ -9,6 +9,7 @@ takes 1.1 to 2.0 times as long for whole models: `scripts/compare_freezing.py`, 
 
 import platform
 from functools import cache
+from operator import attrgetter
 
 import torch
 import torch.nn.functional as F
@@ -29,24 +30,38 @@ __all__ = [
 
 _X86 = platform.machine() in ("x86_64", "AMD64")
 # PyTorch's own, for its compiler; no other release need have them.
-CALLS = ("_linear_pointwise", "_reorder_linear_weight", "_convolution_pointwise", "_reorder_convolution_weight")
+CALLS = (
+    "_linear_pointwise.default",
+    "_linear_pointwise.binary",
+    "_reorder_linear_weight",
+    "_convolution_pointwise",
+    "_reorder_convolution_weight",
+)
 
 
 @cache
 def missing_call() -> str | None:
     """The first of the private operators used here that this PyTorch does not have."""
-    return next((name for name in CALLS if not hasattr(torch.ops.mkldnn, name)), None)
+    for name in CALLS:
+        try:
+            attrgetter(name)(torch.ops.mkldnn)
+        except AttributeError:
+            return name
+    return None
 
 
 def has_onednn() -> bool:
     """Whether oneDNN is there and switched on: on x86, by `torch.backends.mkldnn`."""
-    return _X86 and torch.backends.mkldnn.enabled and torch._C._has_mkldnn and missing_call() is None
+    return _X86 and torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available() and missing_call() is None
 
 
 @cache
 def has_bfloat16() -> bool:
     """Whether this processor multiplies bfloat16 itself; emulated, it is slower than float32."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()) and torch.cpu._is_avx512_bf16_supported()
+    # Private as well: a PyTorch that does not say counts as a processor without.
+    asked = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    told = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return asked is not None and told is not None and bool(asked()) and bool(told())
 
 
 def computes(dtype: torch.dtype) -> bool:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wbmm.ops import reference
+from wbmm.ops.backends import gradients_with_graph
 from wbmm.ops.profile import thresholds
 from wbmm.ops.tables import collapse_hierarchical, collapse_matrix, expand, zero_offset
 from wbmm.ops.windows import (
@@ -234,8 +235,5 @@ def _table_gradients(windows: Tensor, grad: Tensor, tables: list[Tensor], window
 def _plain_gradients(x, tables, window, shortcuts, wanted, grad):
     """The same by autograd, with a graph."""
     out = reference.windowed(x, tables, window, None, shortcuts)
-    inputs = [x, *tables]
-    asked = [tensor for tensor, wants in zip(inputs, (wanted[0], *wanted[3:]), strict=True) if wants]
-    found = iter(torch.autograd.grad(out, asked, grad, create_graph=True))
-    dx, *rest = (next(found) if wants else None for wants in (wanted[0], *wanted[3:]))
+    dx, *rest = gradients_with_graph(out, [x, *tables], (wanted[0], *wanted[3:]), grad)
     return dx, None, None, *rest

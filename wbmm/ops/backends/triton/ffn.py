@@ -23,6 +23,7 @@ import triton.language as tl
 from torch import Tensor
 
 from wbmm.ops import reference
+from wbmm.ops.backends import gradients_with_graph
 from wbmm.ops.reference import LEAST_SQUARE
 
 from .context import BLOCK, no_autocast
@@ -164,7 +165,7 @@ def _hidden_gradient(h: Tensor, bias: Tensor, scale: Tensor, slope: Tensor, dv: 
     return dv, partial.sum((0, 1))
 
 
-class _FeedForward(torch.autograd.Function):
+class _TritonFeedForward(torch.autograd.Function):
     """In one type: what autocast asks for, or that of the map. Biases, gamma and beta may have another."""
 
     @staticmethod
@@ -208,9 +209,7 @@ def _plain_gradients(inputs, wanted, eps: float, grad: Tensor) -> list[Tensor | 
     b1, gamma, beta = (weight.to(x.dtype) for weight in (b1, gamma, beta))
     hidden = F.gelu(F.linear(x, w1, b1))[:, None]  # a map of one row
     out = F.linear(reference.grn(hidden, gamma, beta, eps)[:, 0], w2)
-    asked = [tensor for tensor, wants in zip(inputs, wanted, strict=True) if wants]
-    found = iter(torch.autograd.grad(out, asked, grad, create_graph=True))
-    return [next(found) if wants else None for wants in wanted]
+    return gradients_with_graph(out, inputs, wanted, grad)
 
 
 def ffn(x: Tensor, w1: Tensor, b1: Tensor, gamma: Tensor, beta: Tensor | None, w2: Tensor, eps: float) -> Tensor:
@@ -225,4 +224,4 @@ def ffn(x: Tensor, w1: Tensor, b1: Tensor, gamma: Tensor, beta: Tensor | None, w
         `[B, P, C]`.
     """
     beta = torch.zeros_like(gamma) if beta is None else beta
-    return _FeedForward.apply(x, w1, b1, gamma, beta, w2, eps)
+    return _TritonFeedForward.apply(x, w1, b1, gamma, beta, w2, eps)

@@ -23,6 +23,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from wbmm.ops.backends import gradients_with_graph
+
 from .ffn import META, block, grid_of
 from .launch import launch
 
@@ -271,7 +273,7 @@ def _input_gradient(grad, y, mean, rstd, factor, keep, sums, products, of_batch:
     return dy
 
 
-def _plain_gradients(saved, wanted, eps: float, of_batch: bool, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _plain_gradients(saved, wanted, eps: float, of_batch: bool, grad: Tensor) -> list[Tensor | None]:
     """The same by autograd, with a graph."""
     y, weight, bias, scale, keep, mean, rstd = saved
     out = y.float()
@@ -283,7 +285,4 @@ def _plain_gradients(saved, wanted, eps: float, of_batch: bool, grad: Tensor) ->
     out = out if bias is None else out + bias
     out = out if scale is None else out * scale
     out = out if keep is None else out * keep[:, None, None]
-    inputs = y, weight, bias, scale
-    asked = [tensor for tensor, wants in zip(inputs, wanted, strict=False) if wants]
-    found = iter(torch.autograd.grad(out, asked, grad.to(out.dtype), create_graph=True) if asked else ())
-    return tuple(next(found) if wants else None for wants in wanted[:4])
+    return gradients_with_graph(out, (y, weight, bias, scale), wanted[:4], grad.to(out.dtype))

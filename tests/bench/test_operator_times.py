@@ -12,7 +12,7 @@ import torch.nn as nn
 from torch.autograd import DeviceType
 
 from wbmm import cli
-from wbmm.bench import profile
+from wbmm.bench import operator_times
 from wbmm.bench.setting import Setting
 
 SMALL = ["--size", "64", "64", "--rounds", "2", "--batch", "2"]
@@ -25,7 +25,7 @@ def read(path):
 
 def test_rows_add_up():
     seconds, calls = Counter(a=6.0, b=3.0, c=0.5, d=0.5), Counter(a=2, b=4, c=6, d=8)
-    rows = profile.rows(seconds, calls, rounds=2, batch=1, top=2)
+    rows = operator_times.rows(seconds, calls, rounds=2, batch=1, top=2)
     assert [row["model"] for row in rows] == ["a", "b", "2 others"]
     assert [row["calls"] for row in rows] == [1, 2, 7]
     assert [row["ms"] for row in rows] == [3000, 1500, 500]
@@ -73,10 +73,10 @@ EVENTS = [
 
 
 def test_a_gpu_is_profiled_by_its_kernels():
-    seconds, calls = profile.operator_times(EVENTS, on_cuda=True)
+    seconds, calls = operator_times.operator_times(EVENTS, on_cuda=True)
     assert seconds == {"aten::mm": 4.0, "kernels outside operators": 1.0}
     assert calls == {"aten::mm": 3}
-    seconds, _ = profile.operator_times(EVENTS[:2], on_cuda=False)
+    seconds, _ = operator_times.operator_times(EVENTS[:2], on_cuda=False)
     assert seconds == pytest.approx({"aten::mm": 1e-5, "cudaLaunchKernel": 5e-5})
 
 
@@ -87,13 +87,13 @@ def test_the_activities_of_a_gpu_are_recorded(monkeypatch):
         log.append([activity.name for activity in activities])
         return nullcontext(SimpleNamespace(key_averages=lambda: EVENTS))
 
-    monkeypatch.setattr(profile, "profile", profiler)
-    monkeypatch.setattr(profile, "build", lambda *args: nn.Flatten())
-    monkeypatch.setattr(profile, "images_for", lambda spec, images, setting: images)
+    monkeypatch.setattr(operator_times, "profile", profiler)
+    monkeypatch.setattr(operator_times, "build", lambda *args: nn.Flatten())
+    monkeypatch.setattr(operator_times, "images_for", lambda spec, images, setting: images)
     monkeypatch.setattr(torch.cuda, "device", lambda device: log.append(device) or nullcontext())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: log.append(f"wait for {device}"))
     args = Namespace(model="wbmm_a", runtime="eager", batch=1, size=(8, 8), rounds=1)
-    seconds, _ = profile._pytorch(args, Setting("cuda:1"))
+    seconds, _ = operator_times._pytorch(args, Setting("cuda:1"))
     assert log == ["cuda:1", ["CPU", "CUDA"], "wait for cuda:1"]
     assert seconds["aten::mm"] == 4.0
 

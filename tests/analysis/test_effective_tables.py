@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from wbmm.analysis import tables as st
+from wbmm.analysis import effective_tables as st
 from wbmm.ops.tables import expand_table, identity_table, kernel_to_table
 
 WINDOW = (7, 7)

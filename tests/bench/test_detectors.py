@@ -13,7 +13,7 @@ from mmdet.utils import register_all_modules
 from mmengine.config import Config
 
 from wbmm import cli
-from wbmm.bench.det import PAPER, OnGivenRois, build, count
+from wbmm.bench.detectors import PAPER, OnGivenRois, build, count
 
 ROOT = Path(__file__).parents[2]
 

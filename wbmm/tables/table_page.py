@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from wbmm.bench.seg import paper_speeds
+from wbmm.bench.segmentors import paper_speeds
 from wbmm.config_files import resolve_config
 from wbmm.io.atomic import atomic_path
 from wbmm.machine import machine_facts, measured_line

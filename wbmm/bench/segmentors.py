@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 def build(name: str, letter: str) -> nn.Module:
     """A segmentor with random weights, in eval mode; called with images it gives logits at a quarter of their size."""
     require("seg")
-    from wbmm.mm.build import build_segmentor
+    from wbmm.mm.networks import build_segmentor
 
     return build_segmentor(configuration(CONFIG, name, letter))
 

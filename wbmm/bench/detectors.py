@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _build_timed(name: str, letter: str) -> nn.Module:
     require("det")
-    from wbmm.mm.build import build_detector
+    from wbmm.mm.networks import build_detector
 
     return fuse(OnGivenRois(build_detector(configuration(CONFIG, name, letter))).eval())
 
@@ -134,7 +134,7 @@ def _roi_shape(extractor: nn.Module) -> tuple[int, int, int]:
 def build(name: str, letter: str) -> OnFixedRois:
     """A detector without memory, in training form and eval mode."""
     require("det")
-    from wbmm.mm.build import build_detector
+    from wbmm.mm.networks import build_detector
 
     with torch.device("meta"):
         return OnFixedRois(build_detector(configuration(CONFIG, name, letter))).eval()
