@@ -50,13 +50,10 @@ class WindowLayer(nn.Module):
         if self.index is None:
             return None
         else:  # noqa: RET505  a script looks at no branch but the one that applies
-            if self.index.is_meta:  # of a skeleton: tables come from elsewhere, as in `torch.func.functional_call`
-                return None
+            if self.local_index is None:
+                return [self.index]
             else:  # noqa: RET505
-                if self.local_index is None:
-                    return [self.index]
-                else:  # noqa: RET505
-                    return [self.index, self.local_index]
+                return [self.index, self.local_index]
 
     def _apply(self, fn, recurse=True):
         """Indices are made again: `to_empty` leaves any memory in them, and layers on a CPU share theirs."""

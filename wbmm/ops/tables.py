@@ -66,7 +66,8 @@ def expand_table(table: Tensor, window: Window, index: Tensor | None = None) -> 
         `M[C, d, d]` with `M[c, i, j] = table[c, I[i, j]]`.
     """
     d = window[0] * window[1]
-    if index is None:
+    # A skeleton on the meta device, of which `torch.func.functional_call` takes the code, has no index with values.
+    if index is None or (index.is_meta and not table.is_meta):
         index = relative_index(window, table.device)
     return table.index_select(1, index.reshape(-1)).view(-1, d, d)
 
