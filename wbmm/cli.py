@@ -1,8 +1,11 @@
 """The `wbmm` command: a table of subcommands, each a module with `add_arguments(parser)` and `run(args)`."""
 
 import argparse
+import difflib
 import importlib
+import re
 import sys
+from typing import NoReturn
 
 from .handler import run_command
 from .version import __version__
@@ -57,10 +60,20 @@ def main(argv: list[str] | None = None) -> int:
     return run_command(f"wbmm {name}", lambda: _run(name, rest))
 
 
+class _Parser(argparse.ArgumentParser):
+    """With the nearest option in the error about an unknown one."""
+
+    def error(self, message: str) -> NoReturn:
+        unknown = re.search(r"unrecognized arguments: (--[\w-]+)", message)
+        near = difflib.get_close_matches(unknown[1], self._option_string_actions, n=1) if unknown else []
+        super().error(f"{message}; did you mean {near[0]}?" if near else message)
+
+
 def _run(name: str, rest: list[str]) -> int:
     module_name, summary = COMMANDS[name]
     module = importlib.import_module(module_name)
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
+        allow_abbrev=False,
         prog=f"wbmm {name}",
         description=summary[0].upper() + summary[1:] + ".",
         epilog=f"example:\n  {module.EXAMPLE}",

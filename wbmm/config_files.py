@@ -46,7 +46,9 @@ def find_config(name: str | Path, ending: str = ".yaml") -> Path:
     files = (file.relative_to(folder) for file in sorted(folder.rglob(f"*{ending}")))
     known = [file.with_suffix("").as_posix() for file in files if not any(part[0] == "_" for part in file.parts)]
     wanted = inside.as_posix().removesuffix(ending)
-    raise ValueError(f"{name}: there is no such configuration file; {_nearest(wanted, known)}")
+    pictures = ending == ".yaml" and (path.is_dir() or path.suffix == ".csv")
+    advice = f"to train on pictures: wbmm train --data {name}" if pictures else _nearest(wanted, known)
+    raise ValueError(f"{name}: there is no such configuration file; {advice}")
 
 
 def resolve_config(name: str | Path, ending: str = ".yaml", task: str = "segmentation") -> tuple[Path, dict]:

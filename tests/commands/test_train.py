@@ -140,7 +140,10 @@ def test_without_arguments_both_ways_are_shown(capsys):
     [
         (["digits", "--epochs", "3"], "--epochs is for --data DIR; a configuration takes key=value"),
         (["--data", "DIR", "digits"], "digits: give either a configuration or --data DIR"),
-        (["--data", "nowhere"], "nowhere: there is no such folder"),
+        (["--data", "nowhere"], "nowhere: there is no such folder or file"),
+        (["--data", "DIR", "--model", "wbmm_a", "--epochs", "0"], "schedule.epochs must be from 1 to 100000, got 0"),
+        (["--data", "DIR", "--model", "wbmm_a", "--size", "0"], "wbmm_a takes no images of 0 px (--size)"),
+        (["DIR"], "to train on pictures: wbmm train --data "),
         (["digits", "--export", "onnx", "log.report=false"], "--export is part of what log.report=false leaves out"),
     ],
 )
@@ -149,3 +152,19 @@ def test_wrong_calls_are_one_line(argv, told, photos, capsys):
     printed = capsys.readouterr().err
     assert told in printed
     assert printed.count("\n") == 1
+
+
+def test_a_folder_that_holds_a_run_is_refused_before_anything_is_printed(photos, tmp_path, capsys):
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "last.pt").touch()
+    assert cli.main(["train", "--data", str(photos), "--model", "wbmm_a", f"out={tmp_path / 'taken'}"]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "taken already holds a run: continue it with resume=auto, or choose another out=" in printed.err
+
+
+def test_a_misspelt_option_gets_the_nearest_one(photos, capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "--data", str(photos), "--modle", "wbmm_a"])
+    assert "unrecognized arguments: --modle" in (said := capsys.readouterr().err)
+    assert said.rstrip().endswith("did you mean --model?")

@@ -117,7 +117,7 @@ def test_a_bad_image_is_named_and_may_be_skipped(files, images, tmp_path, comman
     ("change", "message"),
     [
         (["--data", "nowhere"], "there is no such folder"),
-        ([], "reads a folder: give it"),
+        ([], "labelled pictures from a folder: --data DIR"),
         (["--data", "EMPTY"], "has no class folders"),
         (["--data", "IMAGES", "--split", "exam"], "no folder 'exam'"),
         (["--data", "IMAGES", "--source", "idx"], "has neither"),

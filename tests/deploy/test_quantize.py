@@ -330,6 +330,7 @@ def test_a_checkpoint_is_fused_first(files, tmp_path, command, capsys):
     [
         (["onnx"], "give images to calibrate on: --calib DIR"),
         (["onnx", "--calib", "nowhere"], "there is no such folder"),
+        (["onnx", "--calib", "IMAGES", "--target", "101"], "--target 101: expected a percentage from 0 to 100"),
         (["onnx", "--calib", "EMPTY"], "no image in the folder"),
         (["onnx", "--calib", "IMAGES", "--n", "0"], "--n 0: give 1 or more"),
         (["onnx", "--calib", "IMAGES", "--n", "8", "--keep", "stem"], "no layer has this name or group"),

@@ -127,10 +127,17 @@ def test_a_fused_checkpoint_is_named():
 
 
 def test_other_classes_and_foreign_files_are_named():
-    with pytest.raises(RuntimeError, match="pass num_classes=4"):
+    with pytest.raises(RuntimeError, match=r"pass num_classes=4, or for a new classifier .*new_classifier=True"):
         make(num_classes=7).load_state_dict(make().state_dict())
     with pytest.raises(RuntimeError, match="of no WBMM model: its keys are bias, weight"):
         make().load_state_dict(torch.nn.Linear(2, 2).state_dict())
+
+
+def test_of_many_keys_that_do_not_fit_three_are_named(tmp_path):
+    file = wbmm.save_model(wbmm.fuse(make().eval()), tmp_path / "fused.safetensors")
+    with pytest.raises(CheckpointError, match=r'(?s)"[^"]*", "[^"]*", "[^"]*" and \d+ more.*cannot go back') as raised:
+        wbmm.load_weights(make(), file)
+    assert len(str(raised.value)) < 1500
 
 
 def test_windows_are_interpolated_only_when_asked():

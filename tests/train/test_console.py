@@ -28,6 +28,19 @@ def test_a_terminal_gets_a_bar(monkeypatch):
         assert part in text
 
 
+def test_a_narrow_terminal_gets_the_bar_and_the_time_left(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = _Terminal()
+    console = make_console(4, stream=stream)
+    record = {"step": 4, "epoch": 2.0, "loss": 0.5, "lr": 1e-3, "images_per_s": 99.0, "data_wait": 0.01}
+    console.train({**record, "memory_mb": 10.0, "eta_s": 5.0})
+    console.message("a sentence that is longer than a terminal of eighty columns is wide, with a path at its end")
+    console.close()
+    for part in ("━━━", "loss 0.5000", "99 images/s", "ETA 0:00:05", "wide, with a path"):
+        assert part in stream.getvalue()
+    assert "…" not in stream.getvalue()
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that the test moves."""

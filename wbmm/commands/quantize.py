@@ -66,6 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     check_request(args.format, args.precision, args.full_range)
+    if not 0 <= args.target <= 100:
+        raise ValueError(f"--target {args.target:g}: expected a percentage from 0 to 100")
+    for name in ("calib", "data"):
+        folder = getattr(args, name)
+        if folder is not None and not folder.exists():
+            raise ValueError(f"--{name} {folder}: there is no such folder")
     given, args.input = args.input, run_checkpoint(args.input)
     # What a model of the project by name becomes is written here, not beside its file.
     source = args.input if given.exists() else Path(args.input.name)
@@ -128,7 +134,8 @@ def _explain(choice: LayerChoice, layers: list[Layer], calibration: Calibration,
     usual = [g for g in BACKENDS[args.format].float_groups if args.keep is None and any(x.group == g for x in layers)]
     why = f"; in float, since INT8 makes them no faster: {', '.join(usual)}" if usual else ""
     print(f"{len(layers) - kept} of {len(layers)} layers in INT8{why}")
-    where = f"{len(calibration.others)} {calibration.what}"
+    count, what = len(calibration.others), calibration.what
+    where = f"the {count} {what.removeprefix('the ')}" if what.startswith("the ") else f"{count} {what}"
     print(f"agreement with float32 on {where}: {choice.after.agreement:.2f} %, --target is {args.target:g}")
     if choice.alone:
         print("\n" + _sensitivity_table(choice.alone, layers, args.markdown) + "\n")

@@ -40,7 +40,7 @@ def find_data(path: str | Path) -> FoundData:
             return _list(path)
         raise ValueError(f"{path} is a file; data is {FORMS}")
     if not path.is_dir():
-        raise ValueError(f"{path}: there is no such folder")
+        raise ValueError(f"{path}: there is no such folder or file")
     found = _shards(path) or _mnist(path) or _splits(path) or _classes(path)
     if found is None:
         inside = sorted(entry.name for entry in path.iterdir())

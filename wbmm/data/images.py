@@ -49,7 +49,7 @@ def open_labelled(card: ModelCard, root: str | Path | None, source: str = "folde
         split: `val`, `train` or what the set calls it.
     """
     if not root and source.partition("/")[0] not in NEEDS_NO_FOLDER:
-        raise ValueError(f"--source {source} reads a folder: give it (--data DIR)")
+        raise ValueError(f"--source {source} reads labelled pictures from a folder: --data DIR")
     if root and Path(root).suffix.lower() == ".csv":
         return _listed(Path(root).expanduser(), split)
     if root and not Path(root).expanduser().is_dir():

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from .augment import SampleDataset, send
 from .order import MIX, Plan, hash64
 from .settings import MixConfig
+from .sources import BadImage
 
 __all__ = [
     "SIGNALS",
@@ -101,7 +102,16 @@ class WorkerFetch:
     def __call__(self, epoch: int, batches: Iterable[np.ndarray]) -> Iterator[tuple[Tensor, Tensor]]:
         self.sampler.keys = ([(epoch, int(index)) for index in batch] for batch in batches)
         with starting_workers():
-            return iter(self.loader)
+            return _in_one_line(iter(self.loader))
+
+
+def _in_one_line(batches: Iterator) -> Iterator:
+    """PyTorch puts the traceback into the message of a worker's error; of a bad image the last line says it all."""
+    try:
+        yield from batches
+    except BadImage as error:
+        text = str(error).rstrip().rpartition("\n")[2]
+        raise BadImage(text.removeprefix(f"{BadImage.__module__}.BadImage: ")) from None
 
 
 class Prefetcher:

@@ -4,6 +4,7 @@ import hashlib
 import io
 import logging
 import math
+import re
 from pathlib import Path
 
 import timm
@@ -288,8 +289,18 @@ def load_converted(
     try:
         model.load_state_dict(state_dict)
     except RuntimeError as error:
-        raise CheckpointError(f"{where or 'the state dict'} does not fit the model. {error}") from None
+        raise CheckpointError(f"{where or 'the state dict'} does not fit the model. {_few_keys(error)}") from None
     return model
+
+
+def _few_keys(error: RuntimeError) -> str:
+    """PyTorch lists every key that is missing or not expected; three of them say as much."""
+
+    def shorten(keys: re.Match) -> str:
+        left_out = keys[2].count(", ")
+        return f"{keys[1]} and {left_out} more"
+
+    return re.sub(r'((?:"[^"]*", ){2}"[^"]*")((?:, "[^"]*")+)', shorten, str(error))
 
 
 def round_weights(state_dict: dict[str, Tensor], dtype: torch.dtype, advice: str) -> dict[str, Tensor]:

@@ -340,5 +340,8 @@ def _advice(seen: Signature, wanted: Signature) -> list[str]:
     if seen.names() and seen.names() != wanted.names():
         return [f"Create that model instead: timm.create_model({seen.names()[0]!r})."]
     if seen.num_classes is not None and seen.num_classes != wanted.num_classes:
-        return [f"It has {seen.num_classes} classes: pass num_classes={seen.num_classes}."]
+        return [
+            f"It has {seen.num_classes} classes: pass num_classes={seen.num_classes}, or for a new classifier "
+            "wbmm.load_weights(model, file, new_classifier=True)."
+        ]
     return []

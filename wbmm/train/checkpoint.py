@@ -93,6 +93,12 @@ def read(path: Path) -> dict:
     return payload
 
 
+def check_free(folder: Path) -> None:
+    """Raises where another run would be written over."""
+    if (folder / LAST).exists():
+        raise ValueError(f"{folder} already holds a run: continue it with resume=auto, or choose another out=")
+
+
 def latest(folder: Path, say: Callable[[str], None] = lambda text: None) -> tuple[Path, dict] | None:
     """The newest checkpoint of a run that reads well, and its contents; None for a folder with none.
 

@@ -9,6 +9,7 @@ from wbmm.extras import is_installed, need
 __all__ = ["BarConsole", "Pace", "PlainConsole", "duration", "make_console"]
 
 KEPT = 0.9  # of the average of losses and of step times, at each step
+WIDE = 115  # columns of a terminal that hold the bar and every figure
 REFRESH_S = 0.2  # of the bar
 INTERVAL_S = 30.0  # without a line, elsewhere
 LEAST_S = 2.0  # between the lines of two reports: a small set has one at every step
@@ -51,13 +52,15 @@ class Pace:
         """What happens until the next step is no training."""
         self._last = None
 
-    def line(self) -> str:
-        """Loss, rate, speed, memory and time left, as far as they are known."""
+    def line(self, short: bool = False) -> str:
+        """Loss, rate, speed, memory and time left, as far as they are known; short: the most important of them."""
         known = self.figures
         parts = [f"loss {known['loss']:.4f}", f"lr {known['lr']:.2e}"]
         if "images_per_s" in known:
             parts.append(f"{known['images_per_s']:,.0f} images/s")
-        if "memory_mb" in known:
+        if short:
+            parts = [parts[0], *parts[2:]]
+        elif "memory_mb" in known:
             parts += [f"wait {100 * known['data_wait']:.1f}%", f"{known['memory_mb']:,.0f} MB"]
         if math.isfinite(known.get("eta_s", math.nan)):
             parts.append(f"ETA {duration(known['eta_s'])}")
@@ -167,7 +170,7 @@ class BarConsole:
         self.message(_eval_line(record, names))
 
     def message(self, text: str) -> None:
-        self.progress.console.print(text, markup=False, highlight=False)
+        self.progress.console.print(text, markup=False, highlight=False, soft_wrap=True)
         self.progress.refresh()
 
     def close(self) -> None:
@@ -177,6 +180,8 @@ class BarConsole:
         return time.monotonic() - self._drawn >= REFRESH_S
 
     def _line(self) -> str:
+        if self.progress.console.width < WIDE:
+            return self.pace.line(short=True)
         step, epoch = self.pace.figures["step"], self.pace.figures["epoch"]
         return f"step {step}/{round(step / epoch * self.epochs)}  {self.pace.line()}"
 

@@ -25,6 +25,7 @@ from wbmm.models.hub import local_weights, published_weights
 from wbmm.models.state import CheckpointError
 from wbmm.text import some
 
+from .checkpoint import check_free
 from .config import TrainConfig, config_from_dict, flatten, make_config, merge_values, parse_overrides, to_dict
 from .log import METRICS_FILE
 from .model import create_model
@@ -156,7 +157,8 @@ def choose_recipe(
     """
     given = parse_overrides(overrides)
     model = _given(given, "model.name", model, "--model")
-    epochs = _given(given, "schedule.epochs", epochs, "--epochs") or EPOCHS
+    epochs = _given(given, "schedule.epochs", epochs, "--epochs")
+    epochs = EPOCHS if epochs is None else epochs
     size = _given(given, "data.size", size, "--size")
     found = find_data(data)
     start = find_start(model, _given(given, "init", init, "--init"))
@@ -241,18 +243,21 @@ def _choose_images(table: ChoiceTable, size: int | None, start: Start) -> dict:
     """Size and colours: those of the weights, where they say."""
     table.text("starts from", str(start.file or "scratch"), start.why)
     if start.card is None:
-        table.field("data.size", "image size", "as given" if size else "the default", "px")
-        return {"size": size or SIZE}
+        table.field("data.size", "image size", "the default" if size is None else "as given", "px")
+        return {"size": SIZE if size is None else size}
     card = start.card
-    table.field("data.size", "image size", "as given" if size else "what the weights were trained at", "px")
+    table.field("data.size", "image size", "what the weights were trained at" if size is None else "as given", "px")
     transform = {"mean": list(card.mean), "std": list(card.std), "interpolation": card.interpolation}
-    return {"size": size or card.input_size[-1], "in_chans": card.input_size[0], **transform}
+    return {"size": card.input_size[-1] if size is None else size, "in_chans": card.input_size[0], **transform}
 
 
 def _choose_out(given: dict, data: str | Path, model: str) -> Path:
     """`runs/<data>-<model>`, with a number where a run is there already; a run that goes on keeps its folder."""
     if "out" in given:
-        return Path(str(given["out"])).expanduser()
+        out = Path(str(given["out"])).expanduser()
+        if not given.get("resume"):
+            check_free(out)
+        return out
     plain = "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in Path(data).absolute().name)
     name = f"{plain.removesuffix('.csv')}-{model}"
     folders = [Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 10_000)]

@@ -62,13 +62,11 @@ def _choose(config: TrainConfig, say: Callable[[str], None]) -> tuple[Path, dict
     out = Path(config.out)
     if config.resume == "auto":
         return checkpoint.latest(out, say)
-    taken = (out / checkpoint.LAST).exists()
     if not config.resume:
-        if taken:
-            raise ValueError(f"{out} already holds a run: continue it with resume=auto, or choose another out=")
+        checkpoint.check_free(out)
         return None
     path = Path(config.resume)
-    if taken and path.resolve().parent != out.resolve():
+    if (out / checkpoint.LAST).exists() and path.resolve().parent != out.resolve():
         raise ValueError(f"{out} already holds another run than {path}: choose another out=")
     return path, checkpoint.read(path)
 
