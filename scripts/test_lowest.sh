@@ -6,6 +6,8 @@
 # The environment (about 8 GB, PyPI's builds of torch carry CUDA) goes into a temporary folder outside the checkout and
 # is deleted at the end. KEEP=folder keeps it there, and takes it again the next time.  PYTHON: the interpreter.
 #
+# numpy: the interpreter of the Triton that comes with that torch works with none later than 2.3.
+#
 # Why not lower: torch 2.7 and 2.8 cannot prove that a model exports at every height and width, 2.8 writes the weights of
 # a .pt2 file as a pickle, which our reader rejects, and 2.7's fx fails on annotations such as `Tensor | None`.
 set -euo pipefail
@@ -24,7 +26,7 @@ else
 fi
 [ -x "$env/bin/python" ] || "${PYTHON:-python3}" -m venv "$env"
 "$env/bin/python" -m pip --disable-pip-version-check install -q \
-    "torch~=$torch.0" "torchvision~=$torchvision.0" "timm==$timm" "pytest>=8" "pytest-timeout>=2.3"
+    "torch~=$torch.0" "torchvision~=$torchvision.0" "timm==$timm" "numpy<2.4" "pytest>=8" "pytest-timeout>=2.3"
 "$env/bin/python" -c 'import timm, torch, torchvision as tv; print("torch", torch.__version__, "torchvision", tv.__version__, "timm", timm.__version__)'
 
 # Not installed: `pythonpath` in pyproject.toml finds this checkout. No cache: the checkout's belongs to its own Python.

@@ -3,6 +3,7 @@
 import torch
 import torch.nn as nn
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
@@ -28,3 +29,13 @@ def randomize(model: nn.Module, seed: int = 0) -> nn.Module:
             elif name.endswith("running_var"):
                 buffer.copy_(0.5 + noise(buffer).abs())
     return model
+
+
+def has_fake_cuda() -> bool:
+    """Whether tensors on CUDA can be faked here. PyTorch 2.9 asks the driver all the same."""
+    try:
+        with FakeTensorMode():
+            torch.empty(1, device="cuda")
+    except RuntimeError:
+        return False
+    return True

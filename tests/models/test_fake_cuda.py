@@ -12,8 +12,10 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import wbmm
+from tests.helpers import has_fake_cuda
 from wbmm.models.named_mixers import MIXERS
 
+pytestmark = pytest.mark.skipif(not has_fake_cuda(), reason="this PyTorch fakes no CUDA without a driver")
 CUDA = torch.device("cuda", 0)
 SIZES = [(64, 64), (90, 70)]  # whole windows in some stages, and in none
 SMALL = {"dims": (40, 40, 80, 80), "depths": (1, 2, 2, 1), "pattern": ("D", "WD", "WD", "W")}

@@ -149,5 +149,6 @@ def test_the_weights_of_the_project_go_through_every_command(tmp_path, monkeypat
     assert {file.name for file in tmp_path.iterdir()} == {"fused.safetensors", "wbmm_a.tiny50.fp16.safetensors"}
     assert cli.main(["quantize", "wbmm_a.tiny50.fp16.safetensors", *half]) == 1
     assert "is in float16 already" in capsys.readouterr().err
+    pytest.importorskip("onnxruntime")
     assert cli.main(["export", "wbmm_a", "--format", "onnx"]) == 1  # without a tag, a name has no weights
     assert "say --random-weights" in capsys.readouterr().err
