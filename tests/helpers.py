@@ -35,7 +35,7 @@ def has_fake_cuda() -> bool:
     """Whether tensors on CUDA can be faked here. PyTorch 2.9 asks the driver all the same."""
     try:
         with FakeTensorMode():
-            torch.empty(1, device="cuda")
+            torch.empty(1, 2, 3, 3, device="cuda").contiguous(memory_format=torch.channels_last)
     except RuntimeError:
         return False
     return True

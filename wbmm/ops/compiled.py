@@ -3,8 +3,8 @@
 Compiled from the reference, a fused model is slower than in eager execution: PyTorch's compiler multiplies float32 by
 MKL and writes the wide hidden layer out between kernels. As one operator each, the windowed product and the
 feed-forward part keep their packed weights and cache-sized blocks, and the compiler fuses what stands between them.
-There is no graph break, and no new compilation for another batch size. PyTorch 2.9 does not tell compiling from exporting
-and gets the reference.
+There is no graph break, and no new compilation for another batch size. PyTorch 2.9 cannot tell compiling from exporting
+here and gets the reference.
 
 An operator of PyTorch takes tensors and numbers, no Python object, so a layer's `Kept` goes by its number.
 """
