@@ -5,13 +5,14 @@ nothing is written, and the exit status is 1 if a block differs from the files.
 """
 
 import csv
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
+
+from wbmm.io.atomic import write_text
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("docs/speed.md", "docs/results/before_after.md", "README.md")
@@ -291,9 +292,7 @@ def main(argv: list[str]) -> int:
     if "--check" in argv:
         return int(before != after)
     for page, text in zip(pages, after, strict=True):
-        temporary = page.with_suffix(".new")
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, page)
+        write_text(page, text)
     return 0
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from .extras import install_command
-from .text import printable
+from .text import first_line, printable
 
 __all__ = ["INTERRUPTED", "add_kinds", "is_out_of_memory", "run_command", "run_kind"]
 
@@ -75,15 +75,14 @@ def _explain(error: Exception) -> str | None:
         text = text or f"the package {error.name} is missing"
         return None if (error.name or "").startswith("wbmm") else f"{text}{advice}"
     if is_out_of_memory(error):
-        first = (text.splitlines() or ["MemoryError"])[0]
-        return f"out of memory ({first[:200]}); use a smaller batch, image size or model"
+        return f"out of memory ({first_line(error)}); use a smaller batch, image size or model"
     expected = isinstance(error, (ValueError, OSError, FloatingPointError))
     return text if expected and text else None
 
 
 def _report(name: str, error: Exception) -> str:
     """Writes the traceback to a file and says where it is."""
-    what = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+    what = f"{type(error).__name__}: {first_line(error)}"
     try:
         handle, path = tempfile.mkstemp(prefix="wbmm-error-", suffix=".log")  # a new file, nobody else's
         with open(handle, "w", encoding="utf-8") as file:

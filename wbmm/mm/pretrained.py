@@ -2,9 +2,7 @@
 
 import hashlib
 import logging
-import os
 import re
-import secrets
 import shutil
 import urllib.request
 from pathlib import Path
@@ -15,6 +13,7 @@ import torch.nn as nn
 from timm.models._hub import download_from_hf
 from torch import Tensor
 
+from wbmm.io.atomic import replacing
 from wbmm.io.digest import mapped
 from wbmm.io.files import load_weights
 from wbmm.io.reader import safe_load
@@ -79,9 +78,8 @@ def _download(url: str) -> Path:
         _compare(url, target, name)
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{secrets.token_hex(4)}.{target.name}")
-    try:
-        request = urllib.request.Request(url, headers={"User-Agent": "wbmm"})
+    request = urllib.request.Request(url, headers={"User-Agent": "wbmm"})
+    with replacing(target) as temporary:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response, open(temporary, "wb") as file:
             length = response.headers.get("Content-Length")
             shutil.copyfileobj(response, file)
@@ -92,9 +90,6 @@ def _download(url: str) -> Path:
             _logger.warning(
                 "%s: no checksum is known for this file, so it is whatever %s has sent", url, parts.hostname
             )
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
     return target
 
 
