@@ -64,4 +64,4 @@ def test_the_command(forms, images, command, tmp_path, capsys):
     assert "- [What compact.safetensors gets wrong](mistakes.md)" in (tmp_path / "out" / "README.md").read_text()
     capsys.readouterr()
     assert command("analyze", "mistakes", forms["compact"], "--out", tmp_path / "x") == 1
-    assert "give it (--data DIR)" in capsys.readouterr().err
+    assert "labelled pictures from a folder: --data DIR" in capsys.readouterr().err

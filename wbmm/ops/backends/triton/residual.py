@@ -224,7 +224,7 @@ class _Finish(torch.autograd.Function):
         wanted, saved = ctx.needs_input_grad, ctx.saved_tensors
         dshortcut = grad.to(ctx.shortcut_dtype) if wanted[4] else None
         if torch.is_grad_enabled():  # the gradients are themselves to be differentiated
-            found = _plain_gradients(saved, wanted, ctx.eps, ctx.of_batch, grad)
+            found = tuple(_plain_gradients(saved, wanted, ctx.eps, ctx.of_batch, grad))
         else:
             found = _gradients(saved, wanted, ctx.of_batch, grad.contiguous())
         return *found, dshortcut, *(None,) * 6
