@@ -16,8 +16,8 @@ case ${1:-} in
 "") ;;
 heavy) marker=heavy ;;
 fast)
-    first=(tests/layers tests/models tests/io)
-    second=(tests/ops --ignore=tests/ops/backends/triton tests/test_rooms.py tests/test_text.py tests/test_zoo.py tests/test_habits.py)
+    first=(tests/layers tests/models)
+    second=(tests/io tests/ops --ignore=tests/ops/backends/triton tests/test_rooms.py tests/test_text.py tests/test_zoo.py tests/test_habits.py)
     ;;
 *) echo "run_tests.sh: '$1': expected heavy, fast or nothing" >&2 && exit 2 ;;
 esac
