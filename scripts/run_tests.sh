@@ -4,7 +4,7 @@
 #
 #   scripts/run_tests.sh           the ordinary tests
 #   scripts/run_tests.sh heavy     the heavy ones
-#   scripts/run_tests.sh fast      operators, layers, models and files; Triton's kernels are left to the whole suite
+#   scripts/run_tests.sh fast      operators, layers, models and files; what is about GPUs is left to the whole suite
 #   python -m pytest tests/ops -m "not heavy"    a part, as usual
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -16,8 +16,8 @@ case ${1:-} in
 "") ;;
 heavy) marker=heavy ;;
 fast)
-    first=(tests/layers tests/models)
-    second=(tests/io tests/ops --ignore=tests/ops/backends/triton tests/test_rooms.py tests/test_text.py tests/test_zoo.py tests/test_habits.py)
+    first=(tests/models --ignore=tests/models/test_fake_cuda.py)
+    second=(tests/layers tests/io tests/ops --ignore=tests/ops/backends/triton tests/test_rooms.py tests/test_text.py tests/test_zoo.py tests/test_habits.py)
     ;;
 *) echo "run_tests.sh: '$1': expected heavy, fast or nothing" >&2 && exit 2 ;;
 esac
