@@ -16,8 +16,9 @@ case ${1:-} in
 "") ;;
 heavy) marker=heavy ;;
 fast)
-    first=(tests/models --ignore=tests/models/test_fake_cuda.py)
-    second=(tests/layers tests/io tests/ops --ignore=tests/ops/backends/triton tests/test_rooms.py tests/test_text.py tests/test_zoo.py tests/test_habits.py)
+    first=(tests/models --ignore=tests/models/test_fake_cuda.py --ignore=tests/models/test_contract.py)
+    first+=(--ignore=tests/models/test_hub.py)
+    second=(tests/layers tests/io tests/models/test_contract.py tests/ops --ignore=tests/ops/backends/triton tests/test_rooms.py tests/test_text.py tests/test_zoo.py tests/test_habits.py)
     ;;
 *) echo "run_tests.sh: '$1': expected heavy, fast or nothing" >&2 && exit 2 ;;
 esac
