@@ -24,7 +24,7 @@ demo: env ## train on handwritten digits, evaluate, fuse, export to ONNX; print 
 test: env-full ## the whole test suite
 	bash scripts/run_tests.sh
 
-test-fast: env ## operators, layers, models and files: about 4 minutes, without the mm packages
+test-fast: env ## operators, layers, models and files: about 3 minutes, without the mm packages
 	bash scripts/run_tests.sh fast
 
 test-heavy: env-full ## the checks that take long: training to an accuracy, many kills, compiling
