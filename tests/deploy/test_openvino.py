@@ -22,6 +22,7 @@ from wbmm.layers import FullConnection2d, FusedWBMM2d
 from wbmm.models.fuse import fuse
 from wbmm.ops import num_offsets, windowed
 from wbmm.ops.backends.onednn.windowed import table_to_kernel
+from wbmm.ops.profile import Profile, Thresholds, use_profile
 
 openvino = pytest.importorskip("openvino")
 
@@ -93,6 +94,15 @@ def test_the_graph_has_convolutions_for_windows_and_linears(path):
     assert "MVN" not in kinds
     assert kinds.count("Convolution") == 5 + 2 * 4
     assert kinds.count("MatMul") == 2 * 4 + 1, "those of squeeze and excitation, and the classifier"
+
+
+def test_what_was_tuned_for_this_processor_does_not_change_the_file(tmp_path):
+    with use_profile(Profile(float32=Thresholds(least_side=99, least_width=31))):
+        export_model(tiny("wbmm_a"), tmp_path / "tuned.xml", size=(64, 64))
+    nodes = openvino.Core().read_model(tmp_path / "tuned.xml").get_ordered_ops()
+    kernels = [list(node.input(1).get_shape())[-2:] for node in nodes if node.get_type_name() == "GroupConvolution"]
+    assert [13, 15] in kernels
+    assert all(width <= 15 for _, width in kernels)
 
 
 @pytest.mark.parametrize(("size", "batch"), [((14, 21), 2), ((14, 14), 1), ((9, 12), 2), ((7, 7), 1)])
