@@ -27,6 +27,11 @@ def some(names: Sequence[str], most: int = 3) -> str:
     return ", ".join(map(printable, names[:most])) + more
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 step`, `2,000 steps`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def render_table(headers: Sequence[str], rows: Sequence[Sequence[object]], markdown: bool = False) -> str:
     """Columns aligned for a terminal, or a Markdown table; numbers go to the right."""
     cells = [[printable(cell, limit=10_000) for cell in row] for row in rows]

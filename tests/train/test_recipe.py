@@ -115,7 +115,16 @@ def test_without_weights_it_starts_from_scratch_and_says_so(photos):
     assert config.model.args["ls_init_value"] == 0.1
     assert (config.global_batch, config.batch, config.amp) == (16, 16, "none")
     assert (config.mix.mixup, config.augment.auto) == (0.0, None)
-    assert choose(photos, init="scratch").notes == []
+    assert choose(photos, init="scratch", epochs=250).notes == []
+
+
+def test_too_few_steps_are_told_of(photos, tmp_path):
+    few = "Only {} of training, where {} are little: add pictures, or take --epochs {} or more."
+    assert choose(photos, init="scratch", epochs=249).notes == [few.format("498 steps", 500, 250)]
+    assert choose(photos, "global_batch=32", init="scratch", epochs=1).notes == [few.format("1 step", 500, 500)]
+    write_weights(tmp_path / "a.safetensors")
+    assert choose(photos, init="a.safetensors", epochs=15).notes == []
+    assert choose(photos, init="a.safetensors", epochs=14).notes == [few.format("28 steps", 30, 15)]
 
 
 def test_weights_that_cannot_be_reached_are_told_of(photos, monkeypatch):
@@ -123,9 +132,8 @@ def test_weights_that_cannot_be_reached_are_told_of(photos, monkeypatch):
         raise CheckpointError(f"{name}: its weights could not be downloaded (no route). Fetch https://x")
 
     monkeypatch.setattr(recipe, "published_weights", refuse)
-    assert choose(photos).notes == [
-        "wbmm_a: its weights could not be downloaded (no route). Fetch https://x, or --init FILE. "
-        "Until then it starts from scratch."
+    assert choose(photos, epochs=250).notes == [
+        "wbmm_a: its weights could not be downloaded (no route). Fetch https://x. Until then it starts from scratch."
     ]
 
 

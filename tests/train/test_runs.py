@@ -4,6 +4,7 @@ import argparse
 import json
 
 import pytest
+import yaml
 from PIL import Image
 
 from wbmm.train import log as log_module
@@ -152,6 +153,19 @@ def test_runs_shows_what_differs_and_sorts(tmp_path, capsys):
     assert (first.split()[-1], second.split()[-1]) == ("1", "0")
     assert command(tmp_path, "--markdown") == 0
     assert capsys.readouterr().out.startswith("| run | status |")
+
+
+def test_on_a_terminal_runs_shows_the_first_settings_that_differ(tmp_path, capsys):
+    make_run(tmp_path / "a", seed=0)
+    make_run(tmp_path / "b", seed=1)
+    config = yaml.safe_load((tmp_path / "b/config.yaml").read_text())
+    (tmp_path / "b/config.yaml").write_text(yaml.safe_dump(config | {name: 1 for name in ("w", "x", "y", "z")}))
+    command(tmp_path)
+    out = capsys.readouterr().out
+    assert out.splitlines()[0].split()[-4:] == ["seed", "w", "x", "y"]
+    assert out.endswith("They differ in z too: --markdown shows it.\n")
+    command(tmp_path, "--markdown")
+    assert " z |" in capsys.readouterr().out.splitlines()[0]
 
 
 def test_runs_without_runs_says_so(tmp_path):

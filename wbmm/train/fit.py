@@ -9,6 +9,7 @@ import torch
 import wbmm.models  # noqa: F401  (registers them)
 from wbmm.data.loader import BatchMixer
 from wbmm.io.atomic import remove_stale, write_text
+from wbmm.text import counted
 
 from .build import build_data, build_ema, build_model, init_weights, set_arithmetic, wrap
 from .config import TrainConfig, to_yaml
@@ -143,7 +144,7 @@ def open_log(run: Run, saved: dict | None, texts: list[str], show_config: bool =
     steps = run.data.train.steps_per_epoch
     run.logger.message(
         f"{run.config.model.name}: {parameters / 1e6:.2f} M parameters, {run.data.num_classes} classes, "
-        f"{run.total_steps} steps ({run.config.schedule.epochs} epochs of {steps}), output in {run.out}"
+        f"{counted(run.total_steps, 'step')} ({run.config.schedule.epochs} epochs of {steps:,}), output in {run.out}"
     )
     for text in texts:
         run.logger.message(text)

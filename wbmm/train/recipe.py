@@ -23,7 +23,7 @@ from wbmm.machine import available_memory
 from wbmm.models import WBMM
 from wbmm.models.hub import local_weights, published_weights
 from wbmm.models.state import CheckpointError
-from wbmm.text import some
+from wbmm.text import counted, some
 
 from .checkpoint import check_free
 from .config import TrainConfig, config_from_dict, flatten, make_config, merge_values, parse_overrides, to_dict
@@ -38,6 +38,7 @@ EPOCHS, SIZE = 20, 224
 SMALL, LARGE = 5_000, 100_000  # training pictures
 STEPS_AN_EPOCH = 25  # at least, as far as the smallest batch goes
 LEAST_BATCH, MOST_BATCH, LARGE_BATCH = 16, 128, 1024
+LEAST_STEPS = {True: 30, False: 500}  # of fine-tuning, and from scratch; fewer are pointed out
 FEW_STEPS = 20_000  # below, the blocks of a model from scratch would not get going from a layer scale of 1e-6
 POINTS = 200  # of the curves, at least where there are so many steps
 HELD_BACK = 0.2
@@ -93,7 +94,7 @@ def find_start(model: str | None, init: str | None) -> Start:
     try:
         file = published_weights(model)
     except CheckpointError as error:
-        return Start(None, "see below", note=f"{error}, or --init FILE. Until then it starts from scratch.")
+        return Start(None, "see below", note=f"{error}. Until then it starts from scratch.")
     if file is None:
         note = f"No weights are published for {model}, {scratch}; --init FILE starts from others."
         return Start(None, "see below", note=note)
@@ -183,8 +184,20 @@ def choose_recipe(
     config = make_config(values, others, "the choices for --data")
     if split is not None:
         write_list(split, Path(config.data.args["file"]))
-    notes = [start.note] if start.note else []
+    notes = [note for note in (start.note, _too_few(config, pictures)) if note]
     return Recipe(config, table.fill(config), notes)
+
+
+def _too_few(config: TrainConfig, pictures: int) -> str:
+    """What to do about a training of a few steps; empty where there are enough."""
+    an_epoch, least = max(pictures // config.global_batch, 1), LEAST_STEPS[config.init is not None]
+    steps = round(config.schedule.epochs * an_epoch)
+    if steps >= least:
+        return ""
+    return (
+        f"Only {counted(steps, 'step')} of training, where {least} are little: add pictures, or take "
+        f"--epochs {math.ceil(least / an_epoch)} or more."
+    )
 
 
 class ChoiceTable:
@@ -314,7 +327,7 @@ def _choose_batch(values: dict, table: ChoiceTable, pictures: int, classes: int)
     while batch > 1 and (batch * need > 0.5 * free or (batch % 2 and batch != total // world)):
         batch = next(size for size in range(batch - 1, 0, -1) if (total // world) % size == 0)
     values |= {"global_batch": total, "batch": batch}
-    table.field("global_batch", "global batch", f"{max(pictures // total, 1):,} steps an epoch")
+    table.field("global_batch", "global batch", f"{counted(max(pictures // total, 1), 'step')} an epoch")
     space = f"about {batch * need / 2**20:,.0f} MB of activations, {free / 2**20:,.0f} MB are free"
     table.field("batch", "batch at once", space)
 

@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 EXAMPLE = "wbmm runs runs --sort top1"
+MOST_COLUMNS = 4  # of settings that differ, on a terminal
 NOT_SETTINGS = {"out", "resume", "device", "log.name", "data.workers"}
 
 
@@ -107,7 +108,7 @@ def _top1(record: dict) -> float | None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, help="a run's folder, or one that holds runs at any depth")
     parser.add_argument("--sort", choices=("name", "top1"), default="name", help="order of the rows")
-    parser.add_argument("--markdown", action="store_true", help="a Markdown table")
+    parser.add_argument("--markdown", action="store_true", help="a Markdown table, with every setting that differs")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -131,9 +132,12 @@ def find_runs(folder: Path) -> list[Path]:
 def compare_runs(runs: list[RunFacts], base: Path, markdown: bool = False) -> str:
     """A table, one row a run."""
     differing = _differing([flatten(item.config) for item in runs])
+    others = [] if markdown else differing[MOST_COLUMNS:]
+    differing = differing[: len(differing) - len(others)]
     head = ["run", "status", "epoch", "best top1", "final top1", "loss", "images/s", "wait", "time", *differing]
     rows = [_row(item, base, differing) for item in runs]
-    return render_table(head, rows, markdown)
+    table = render_table(head, rows, markdown)
+    return f"{table}\n\nThey differ in {', '.join(others)} too: --markdown shows it." if others else table
 
 
 def _row(item: RunFacts, base: Path, differing: list[str]) -> list[str]:
