@@ -9,6 +9,7 @@ from .version import __version__
 
 if TYPE_CHECKING:  # what `__getattr__` returns, for type checkers and editors
     from . import models
+    from .deploy.optimize import optimize
     from .io.files import load_model, load_weights, save_model
     from .layers import HierarchicalWBMM2d, MultiKernelWBMM2d, WBMM2d
     from .models.fuse import fuse
@@ -31,6 +32,7 @@ _NAMES = {
     "fuse": "wbmm.models.fuse",
     "load_model": "wbmm.io.files",
     "load_weights": "wbmm.io.files",
+    "optimize": "wbmm.deploy.optimize",
     "replace_depthwise": "wbmm.models.replace",
     "save_model": "wbmm.io.files",
 }
@@ -57,6 +59,7 @@ __all__ = [
     "load_model",
     "load_weights",
     "models",
+    "optimize",
     "replace_depthwise",
     "save_model",
 ]

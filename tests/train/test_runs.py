@@ -159,7 +159,7 @@ def test_on_a_terminal_runs_shows_the_first_settings_that_differ(tmp_path, capsy
     make_run(tmp_path / "a", seed=0)
     make_run(tmp_path / "b", seed=1)
     config = yaml.safe_load((tmp_path / "b/config.yaml").read_text())
-    (tmp_path / "b/config.yaml").write_text(yaml.safe_dump(config | {name: 1 for name in ("w", "x", "y", "z")}))
+    (tmp_path / "b/config.yaml").write_text(yaml.safe_dump(config | dict.fromkeys("wxyz", 1)))
     command(tmp_path)
     out = capsys.readouterr().out
     assert out.splitlines()[0].split()[-4:] == ["seed", "w", "x", "y"]

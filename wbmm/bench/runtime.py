@@ -18,6 +18,7 @@ from torch import Tensor
 from wbmm.data.images import match_classes, no_more_than, open_labelled
 from wbmm.deploy.evaluate import collect, quality, top
 from wbmm.deploy.export import export_model
+from wbmm.deploy.optimize import compile_frozen
 from wbmm.deploy.quantize.convert import BACKENDS, float_layers, read_calibration
 from wbmm.deploy.runtime import Runner, onnx_session, open_runner, torch_runner
 from wbmm.extras import need
@@ -64,7 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--baseline", default="convnext_tiny", help="ratios are to this model in the same runtime and precision"
     )
     parser.add_argument(
-        "--runtimes", nargs="+", choices=RUNTIMES, help="default: all that the device and --dtype allow"
+        "--runtimes",
+        nargs="+",
+        choices=RUNTIMES,
+        help="compiled is torch.compile with frozen weights (default: all that the device and --dtype allow)",
     )
     parser.add_argument(
         "--precisions",
@@ -300,7 +304,7 @@ class RuntimeContest:
         if way.runtime in BY_PYTORCH:
             net = self._placed(name, way)
             return torch_call(
-                torch.compile(net) if way.runtime == "compiled" else net, shape, way.setting(self.setting)
+                compile_frozen(net) if way.runtime == "compiled" else net, shape, way.setting(self.setting)
             )
         if way.runtime == "openvino":
             return partial(self.runner(name, way), torch.randn(shape))
@@ -349,7 +353,7 @@ def _label(name: str, way: Way, setting: Setting) -> str:
     return f"{Path(name).name}, {way}{place}"
 
 
-def torch_call(model: nn.Module, shape: tuple[int, int, int, int], setting: Setting) -> Call:
+def torch_call(model: Callable[[Tensor], object], shape: tuple[int, int, int, int], setting: Setting) -> Call:
     images = setting.place(torch.randn(shape))
 
     @torch.inference_mode()

@@ -76,8 +76,8 @@ def fetch_weights(model: str, hub: str, file: str) -> Path:
             if attempt == 1:
                 _logger.info("%s: %s; trying once more", model, reason)
     raise CheckpointError(
-        f"{model}: its weights could not be downloaded ({reason}). Fetch {address} by other means and name the file: to "
-        f"a command in place of the model, to `wbmm train` as --init FILE, in Python "
+        f"{model}: its weights could not be downloaded ({reason}). Fetch {address} by other means and name the file: "
+        "to a command in place of the model, to `wbmm train` as --init FILE, in Python "
         f'timm.create_model("{model}", pretrained=True, pretrained_cfg_overlay=dict(file="{file}"))'
     )
 
