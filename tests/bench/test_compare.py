@@ -21,7 +21,7 @@ SMALL = [
 def command(tmp_path, *changes):
     page = tmp_path / "page.md"
     options = arguments(tmp_path / "runs", "0", "1")
-    return main([*options, "--results", str(page), "--set", *SMALL, *changes]), page
+    return main([*options, "--results", str(page), "--rounds", "2", "--set", *SMALL, *changes]), page
 
 
 def arguments(out, *seeds):
@@ -35,7 +35,8 @@ def test_compare_writes_a_page_and_does_not_repeat_finished_runs(tmp_path):
     text = page.read_text()
     rows = [line for line in text.splitlines() if line.startswith("| test_")]
     assert [row.split(" | ")[0] for row in rows] == ["| test_convnext", "| test_convnext2"]
-    assert "1.00x" in rows[1]
+    assert "1.00x" in rows[1], "the speed of training steps, relative to the last"
+    assert "in one run of 2 rounds" in text
     assert "--models test_convnext test_convnext2 --seeds 0 1 --set data.size=32" in text
     folders = sorted((tmp_path / "runs").iterdir())
     assert len(folders) == 4
@@ -54,17 +55,22 @@ def test_a_run_of_another_recipe_is_not_taken_for_this_one(tmp_path, capsys):
 
 def test_records_of_finished_runs_stand_for_them(tmp_path, capsys):
     kept = tmp_path / "kept"
-    assert main([*arguments(tmp_path / "runs", "0"), "--records", str(kept), "--set", *SMALL]) == 0
+    assert main([*arguments(tmp_path / "runs", "0"), "--records", str(kept), "--rounds", "0", "--set", *SMALL]) == 0
     assert sorted(path.name for path in kept.rglob("*") if path.is_file()) == sorted(
         2 * ["config.yaml", "metrics.jsonl", "status.json"]
     )
     assert "out:" not in (kept / "test_convnext-seed0" / "config.yaml").read_text()
     shutil.rmtree(tmp_path / "runs")
-    capsys.readouterr()
-    elsewhere = [*arguments(tmp_path / "other", "0", "1"), "--records", str(kept), "--finished", "--set", *SMALL]
+    assert "images/s" not in capsys.readouterr().out
+    elsewhere = [*arguments(tmp_path / "other", "0", "1"), "--records", str(kept), "--finished", "--rounds", "1"]
+    elsewhere += ["--set", *SMALL]
     assert main(elsewhere) == 0, "nothing is trained"
     assert not (tmp_path / "other" / "test_convnext-seed0").exists()
-    assert f"{read_metrics(kept / 'test_convnext-seed0')[-1]['top1']:.2f}" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"{read_metrics(kept / 'test_convnext-seed0')[-1]['top1']:.2f}" in out
+    assert "| 1.00x |" in out, "speed needs no runs"
+    assert main([*arguments(tmp_path / "runs", "0"), "--rounds", "-1"]) == 1
+    assert "--rounds -1: expected 0, for no speed, or more" in capsys.readouterr().err
     assert main([*elsewhere, "optim.lr=1e-3"]) == 1
     assert "holds a run of another recipe" in capsys.readouterr().err
     file = kept / "test_convnext-seed0" / "config.yaml"

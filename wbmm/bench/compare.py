@@ -1,5 +1,7 @@
 """Models against each other: the same recipe, several seeds, one table with mean, spread and speed.
 
+The speed is that of training steps at the end, of all nets in turn: runs of different days say nothing about it.
+
 Every run has its own folder and is resumed where it stopped; finished ones are not run again. With `--records` a small
 copy of each finished run (configuration and metrics, no weights) is kept in a folder that can be committed, so that the
 comparison goes on elsewhere.
@@ -10,9 +12,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import mean, stdev
 
 import timm
+import torch
+import torch.nn as nn
 import yaml
 
 import wbmm.models  # noqa: F401  (registers them)
@@ -21,18 +25,22 @@ from wbmm.io.atomic import write_text
 from wbmm.machine import machine_facts, measured_line
 from wbmm.text import render_table
 from wbmm.train.config import TrainConfig, load_config, to_dict
-from wbmm.train.console import duration
 from wbmm.train.fit import fit
 from wbmm.train.log import METRICS_FILE, STATUS_FILE
 from wbmm.train.runs import RunFacts
+
+from .setting import Setting, TrainingStep
 
 __all__ = ["Contender", "add_arguments", "compare", "main", "parse_entry", "results_page", "run"]
 
 MAY_DIFFER = {"out", "resume", "timeout", "device", "save", "log"}
 HEAD = ("model", "parameters, M", "top-1 of each seed, %", "mean", "spread (highest - lowest)", "standard deviation")
-SPEED_IS = "Speed is the median over the training of each run, its ratio to the last row's."
-NO_SPEED = "The runs shared the machine with other work, so their speed says nothing: `wbmm bench train` compares that."
-SPEED = ("training images/s, median of seeds", "relative speed", "time a run")
+SPEED_IS = (
+    "Speed is of training steps (forward, loss, backward, AdamW) with the recipe's batch, all nets in turn in one run "
+    "of {rounds} rounds, and its ratio to the last row's."
+)
+AUTOCAST = {"bf16": {"dtype": "bfloat16", "autocast": True}, "fp16": {"dtype": "float16", "autocast": True}}
+SPEED = ("training images/s", "relative speed")
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--records", type=Path, metavar="DIR", help=records)
     parser.add_argument("--finished", action="store_true", help="train nothing: the page of what is finished")
     parser.add_argument("--results", type=Path, help="the page to write (default: results.md in that folder)")
-    parser.add_argument("--no-speed", action="store_true", help="leave speed out, of runs that shared the machine")
+    parser.add_argument("--rounds", type=int, default=10, help="of timed training steps at the end; 0: no speed")
     parser.add_argument("--set", nargs="*", default=[], metavar="key=value", help="changes to the recipe")
 
 
@@ -79,6 +87,8 @@ def main(argv: list[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> int:
     out = args.out or Path("runs") / f"compare-{args.config.stem}"
     page = args.results or out / "results.md"
+    if args.rounds < 0:
+        raise ValueError(f"--rounds {args.rounds}: expected 0, for no speed, or more")
     runs = compare(args.config, args.models, args.seeds, out, args.set, args.records, args.finished)
     if runs is None:
         print("interrupted; the same command continues")
@@ -155,9 +165,9 @@ def _keep(facts: RunFacts, folder: Path) -> None:
 
 def results_page(runs: dict[str, list[RunFacts]], args: argparse.Namespace, title: str) -> str:
     """Markdown: the table, then where, when and how it was measured."""
-    baseline = _speed(runs[list(runs)[-1]])
-    head = HEAD if args.no_speed else (*HEAD, *SPEED)
-    rows = [_row(label, facts, baseline)[: len(head)] for label, facts in runs.items()]
+    speeds = _speeds({label: facts[0] for label, facts in runs.items()}, args.rounds) if args.rounds else {}
+    head = (*HEAD, *SPEED) if speeds else HEAD
+    rows = [_row(label, facts, speeds) for label, facts in runs.items()]
     first = next(iter(runs.values()))[0]
     budget = f"{first.get('schedule.epochs')} epochs, {first.step} steps of {first.get('global_batch')} images"
     options = f" --records {args.records}" if args.records else ""
@@ -165,35 +175,50 @@ def results_page(runs: dict[str, list[RunFacts]], args: argparse.Namespace, titl
     names = (entry.model + "".join(f":{mixer}" for mixer in entry.args.values()) for entry in args.models)
     command = (
         f"python tools/compare.py {args.config} --models {' '.join(names)} "
-        f"--seeds {' '.join(map(str, args.seeds))}{' --no-speed' if args.no_speed else ''}{options}"
+        f"--seeds {' '.join(map(str, args.seeds))}{'' if args.rounds else ' --rounds 0'}{options}"
     )
     return (
         f"# {title}: {' and '.join(runs)}\n\n"
         f"One recipe for all ([{args.config.name}](../../{args.config.as_posix()})): {first.get('data.source')} at "
         f"{first.get('data.size')} px, {budget}, from random weights. Top-1 on the validation set after the last epoch "
-        f"(not the best one). {NO_SPEED if args.no_speed else SPEED_IS}\n\n"
+        f"(not the best one). {SPEED_IS.format(rounds=args.rounds) if speeds else ''}".rstrip()
+        + "\n\n"
         f"{render_table(head, rows, markdown=True)}\n\n"
         f"{measured_line(machine_facts())} amp: {first.get('amp')}.\n\n```sh\n{command}\n```\n"
     )
 
 
-def _row(label: str, facts: list[RunFacts], baseline: float) -> list[str]:
+def _row(label: str, facts: list[RunFacts], speeds: dict[str, float]) -> list[str]:
     top1 = [item.final["top1"] for item in facts]
-    options = facts[0].get("model.args", {})
-    classes, channels = facts[0].get("data.num_classes") or 1000, facts[0].get("data.in_chans")
-    net = timm.create_model(facts[0].get("model.name"), num_classes=classes, in_chans=channels, **options)
-    return [
+    row = [
         label,
-        f"{sum(parameter.numel() for parameter in net.parameters()) / 1e6:.2f}",
+        f"{sum(parameter.numel() for parameter in _net(facts[0]).parameters()) / 1e6:.2f}",
         " ".join(f"{value:.2f}" for value in top1),
         f"{mean(top1):.2f}",
         f"{max(top1) - min(top1):.2f}" if len(top1) > 1 else "-",
         f"{stdev(top1):.2f}" if len(top1) > 1 else "-",
-        f"{_speed(facts):.0f}",
-        f"{_speed(facts) / baseline:.2f}x",
-        duration(mean(item.seconds for item in facts)),
     ]
+    if speeds:
+        row += [f"{speeds[label]:.0f}", f"{speeds[label] / list(speeds.values())[-1]:.2f}x"]
+    return row
 
 
-def _speed(facts: list[RunFacts]) -> float:
-    return median(item.typical("images_per_s") for item in facts)
+def _net(facts: RunFacts) -> nn.Module:
+    """The net of a run, with random weights."""
+    classes, channels = facts.get("data.num_classes") or 1000, facts.get("data.in_chans")
+    options = facts.get("model.args", {})
+    return timm.create_model(facts.get("model.name"), num_classes=classes, in_chans=channels, **options)
+
+
+def _speeds(runs: dict[str, RunFacts], rounds: int) -> dict[str, float]:
+    """Images a second of a training step of each net, in turn, in the numbers of the first run."""
+    numbers = AUTOCAST.get(next(iter(runs.values())).get("amp"), {})
+    setting = Setting("cuda" if torch.cuda.is_available() else "cpu", **numbers)
+    steps = {}
+    for label, facts in runs.items():
+        images = torch.randn(
+            facts.get("batch"), facts.get("data.in_chans"), facts.get("data.size"), facts.get("data.size")
+        )
+        steps[label] = TrainingStep(setting.place(_net(facts)), setting.place(images), setting)
+    timings = setting.time(steps, "training steps", rounds, warmup=1)
+    return {label: runs[label].get("batch") / timing.median for label, timing in timings.items()}
