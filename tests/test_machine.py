@@ -1,4 +1,4 @@
-"""OpenVINO and NNCF are kept from reporting their use; the precision of float32 on a GPU."""
+"""OpenVINO and NNCF are kept from reporting their use; the precision of float32 products."""
 
 import os
 import subprocess
@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from wbmm.machine import set_precision
+from wbmm.ops.backends.onednn.linear import has_bfloat16
 
 ROOT = Path(__file__).parents[1]
 # Not in pytest's own process, where NNCF is silent by itself. Whatever would go out is written down and stopped.
@@ -26,6 +28,7 @@ multiprocessing.process.BaseProcess.start = blocked  # reports are sent from a p
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from pathlib import Path
 from wbmm.io.card import ModelCard
 from wbmm.deploy.export import to_openvino
@@ -79,17 +82,42 @@ def test_a_package_that_somebody_else_imported_is_silenced(monkeypatch):
     assert not sent
 
 
-@pytest.mark.parametrize(("precision", "tf32"), [("tf32", True), ("ieee", False)])
-def test_precision_is_set_for_products_and_convolutions(precision, tf32):
+@pytest.fixture
+def precision_as_before():
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    try:
-        set_precision(precision)
-        assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (tf32, tf32)
-        assert torch.backends.mkldnn.matmul.fp32_precision != "tf32"  # a CPU computes as before
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+    yield
+    set_precision("ieee")
+    torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+
+
+@pytest.mark.parametrize(("precision", "tf32"), [("tf32", True), ("ieee", False), ("bf16", True)])
+def test_precision_is_set_for_products_and_convolutions(precision, tf32, precision_as_before):
+    set_precision("bf16")  # nothing of it stays
+    set_precision(precision)
+    assert (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32) == (tf32, tf32)
+    cpu = torch.backends.mkldnn.matmul.fp32_precision, torch.backends.mkldnn.conv.fp32_precision
+    assert ("bf16" in cpu) == (precision == "bf16") and cpu.count("bf16") in (0, 2)
+    torch.get_float32_matmul_precision()  # libraries read it, and PyTorch raises where two switches disagree
+
+
+@pytest.mark.skipif(not has_bfloat16(), reason="the processor multiplies no bfloat16")
+def test_bf16_precision_rounds_what_is_multiplied_and_sums_in_float32(precision_as_before):
+    torch.manual_seed(0)
+    x, weight = torch.randn(256, 1024), torch.randn(512, 1024)
+    exact = x.double() @ weight.double().T
+
+    def error():
+        return ((F.linear(x, weight) - exact).abs().max() / exact.abs().max()).item()
+
+    strict = error()
+    set_precision("bf16")
+    assert strict < 1e-6 < 1e-4 < error() < 1e-2
+    rounded = x.bfloat16().double() @ weight.bfloat16().double().T
+    assert (F.linear(x, weight) - rounded).abs().max() / exact.abs().max() < 1e-5
+    set_precision("tf32")
+    assert error() == strict
 
 
 def test_an_unknown_precision_names_those_that_there_are():
-    with pytest.raises(ValueError, match="'fp8': expected one of tf32, ieee"):
+    with pytest.raises(ValueError, match="'fp8': expected one of tf32, ieee, bf16"):
         set_precision("fp8")

@@ -60,11 +60,15 @@ def check_device(device: str) -> None:
         raise ValueError(f"--device {device} cannot be used here: {first_line(error)}") from None
 
 
-PRECISIONS = {"tf32": "products and convolutions in TF32, as in the paper", "ieee": "strict float32"}
+PRECISIONS = {
+    "tf32": "products and convolutions in TF32, as in the paper",
+    "ieee": "strict float32",
+    "bf16": "products and convolutions rounded to bfloat16 on a CPU that has it, sums in float32; on a GPU as tf32",
+}
 
 
 def set_precision(precision: str) -> None:
-    """How a GPU multiplies float32 matrices and convolves float32 maps, in this process. CPUs are left as they are.
+    """How float32 matrices are multiplied and float32 maps convolved, in this process.
 
     By default PyTorch convolves in TF32 and multiplies in strict float32, at an eighth of the speed on an A100.
 
@@ -73,8 +77,19 @@ def set_precision(precision: str) -> None:
     """
     if precision not in PRECISIONS:
         raise ValueError(f"precision {precision!r}: expected one of {', '.join(PRECISIONS)}")
-    # Not by `fp32_precision`, PyTorch's newer switch: who reads the older one after it, as libraries do, gets an error.
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    # Not by `fp32_precision`, PyTorch's newer switch, where there is an older one: who reads that one afterwards, as
+    # libraries do, gets an error.
+    torch.set_float32_matmul_precision("medium" if precision == "bf16" else "highest")
+    if precision == "tf32":  # not "high", which means the CPU as well
+        torch.backends.cuda.matmul.allow_tf32 = True
+    torch.backends.cudnn.allow_tf32 = precision != "ieee"
+    torch.backends.mkldnn.conv.fp32_precision = "bf16" if precision == "bf16" else "none"
+
+
+def describe_precision(precision: str, device: torch.device | str) -> str:
+    """What a precision does on a device, for the first lines of a run."""
+    on_cpu = torch.device(device).type == "cpu"
+    return "without effect on a CPU" if on_cpu and precision != "bf16" else PRECISIONS[precision]
 
 
 def versions(*packages: str) -> dict[str, str]:

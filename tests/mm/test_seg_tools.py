@@ -435,7 +435,7 @@ def test_precision(config, tmp_path, monkeypatch):
     assert train_tool("seg", [str(config), "--work-dir", str(tmp_path / "a"), *options]) == 0
     assert train_tool("seg", [str(config), "--work-dir", str(tmp_path / "b"), "--precision", "ieee", *options]) == 0
     assert asked == ["tf32", "ieee"]
-    assert any(text.startswith("precision: ieee (strict float32") for text in said)
+    assert any(text.startswith("precision: ieee (without effect on a CPU") for text in said)
 
 
 @pytest.mark.parametrize("cuda", [True, False])

@@ -82,7 +82,7 @@ def test_the_precision_of_a_gpu_is_set_and_said(switches, values, tf32):
     text = set_arithmetic(config, torch.device("cuda"))
     assert (cuda.allow_tf32, cudnn.allow_tf32) == (tf32, tf32)
     assert text.startswith("precision tf32: products" if tf32 else "precision ieee: strict float32")
-    assert "of no effect on a CPU" in set_arithmetic(config, torch.device("cpu"))
+    assert "without effect on a CPU" in set_arithmetic(config, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("deterministic", [False, True])

@@ -236,7 +236,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", nargs="+", type=dtype_name, choices=DTYPES, default=["float32"])
     parser.add_argument("--layout", nargs="+", choices=LAYOUTS, default=["nchw"])
     parser.add_argument("--mode", nargs="+", choices=MODES, default=["forward"], help="training: forward and backward")
-    parser.add_argument("--precision", choices=PRECISIONS, default="tf32", help="of float32 on a GPU (default: tf32)")
+    parser.add_argument("--precision", choices=PRECISIONS, default="tf32", help="of float32 products (default: tf32)")
     parser.add_argument("--compile", action="store_true", help="compiled rows as well")
     parser.add_argument("--runs", type=int, default=5, help="independent runs of each cell (default: 5)")
     parser.add_argument("--rounds", type=int, default=10, help="of each run (default: 10)")

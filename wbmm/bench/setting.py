@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from wbmm.layers.depthwise import find_implicit_gemm, large_kernel_conv2d
-from wbmm.machine import PRECISIONS, check_device, set_precision
+from wbmm.machine import PRECISIONS, check_device, describe_precision, set_precision
 from wbmm.models.fuse import fuse
 from wbmm.models.plain import to_plain
 from wbmm.progress import progress_bar
@@ -62,7 +62,7 @@ def add_setting_arguments(parser: argparse.ArgumentParser) -> None:
         "--precision",
         choices=PRECISIONS,
         default="tf32",
-        help="of float32 on a GPU: " + "; ".join(f"{name}, {text}" for name, text in PRECISIONS.items()),
+        help="of float32 products: " + "; ".join(f"{name}, {text}" for name, text in PRECISIONS.items()),
     )
 
 
@@ -74,7 +74,7 @@ class Setting:
         device: e.g. `cpu` or `cuda:1`.
         dtype: one of `DTYPES`; the type of weights and images, or with `autocast` what autocast computes in.
         autocast: whether weights and images stay in float32.
-        precision: how a GPU computes float32, one of `wbmm.machine.PRECISIONS`. A CPU takes no notice of it.
+        precision: of float32 products, one of `wbmm.machine.PRECISIONS`.
     """
 
     device: str = "cpu"
@@ -108,7 +108,7 @@ class Setting:
     def describe(self) -> str:
         """For the note under a table."""
         numbers = f"float32 weights under autocast to {self.dtype}" if self.autocast else f"{self.dtype} weights"
-        effect = PRECISIONS[self.precision] if self.on_cuda else "without effect on a CPU"
+        effect = describe_precision(self.precision, self.device)
         return f"{self.device}, {numbers}, precision {self.precision} ({effect})"
 
     def columns(self) -> dict[str, object]:

@@ -25,7 +25,7 @@ from wbmm.data.loader import end_with_parent
 from wbmm.deploy.runtime import EXPORTED
 from wbmm.handler import is_out_of_memory
 from wbmm.io.atomic import write_text
-from wbmm.machine import PRECISIONS, machine_facts, set_precision
+from wbmm.machine import PRECISIONS, describe_precision, machine_facts, set_precision
 
 from .check_data import check_detection_data, check_segmentation_data, follow_ignore_index
 from .exported import ExportedDetector, ExportedSegmentor
@@ -139,7 +139,7 @@ def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
         "--cfg-options", nargs="+", action=OptionAction, metavar="KEY=VALUE", help="changes of the configuration"
     )
     parser.add_argument(
-        "--precision", choices=PRECISIONS, default="tf32", help="of float32 products on a GPU (default: tf32)"
+        "--precision", choices=PRECISIONS, default="tf32", help="of float32 products (default: tf32)"
     )
     parser.add_argument("--launcher", choices=LAUNCHERS, help="how processes were started; found out for torchrun")
 
@@ -279,7 +279,8 @@ def _configure(args: argparse.Namespace, extra: str) -> Config:
 
 
 def _precision_line(precision: str) -> str:
-    return f"precision: {precision} ({PRECISIONS[precision]}; on a GPU)"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return f"precision: {precision} ({describe_precision(precision, device)})"
 
 
 def check_keys(cfg: Config) -> None:

@@ -28,7 +28,7 @@ from wbmm.data.sources import Source, open_source
 from wbmm.io.card import read_card
 from wbmm.io.files import load_converted, with_own_classifier
 from wbmm.io.reader import CheckpointFile, read_checkpoint
-from wbmm.machine import PRECISIONS, set_precision
+from wbmm.machine import describe_precision, set_precision
 from wbmm.models.state import CheckpointError, convert_released, find_state_dict, identify
 
 from .config import TrainConfig, check_config
@@ -48,9 +48,7 @@ def set_arithmetic(config: TrainConfig, device: torch.device) -> str:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True, warn_only=True)
     set_precision(config.precision)
-    if device.type == "cpu":
-        return f"precision {config.precision}: of no effect on a CPU, which computes in strict float32"
-    return f"precision {config.precision}: {PRECISIONS[config.precision]}"
+    return f"precision {config.precision}: {describe_precision(config.precision, device)}"
 
 
 def build_model(config: TrainConfig, num_classes: int, world: World) -> nn.Module:

@@ -81,7 +81,7 @@ class TrainConfig:
     global_batch: int = takes(4096, Range(1, 2**20))
     batch: int = takes(128, Range(1, 2**16))  # images per device and forward pass
     amp: str = takes("none", Choice("none", "bf16", "fp16"))
-    precision: str = takes("tf32", Choice(*PRECISIONS))  # of float32 products on a GPU
+    precision: str = takes("tf32", Choice(*PRECISIONS))  # of float32 products
     init: str | None = takes(None, PATH)  # weights to start from (fine-tuning); the run itself starts at step 0
     init_resize_tables: bool = False
     resume: str | None = takes(None, PATH)  # a checkpoint of this same run, or "auto": the last one in `out`, if any
