@@ -62,8 +62,35 @@ def test_figures_come_from_the_files_and_the_text_stays(run, tmp_path):
     assert "fused 0.000, ONNX Runtime 0.005." in text
     assert "| wbmm-a-dense_upernet | scratch | 100 | 8 | 3 | 3 |" in text, "50 x 1.2 s + 50 x 2.4 s"
     assert "configs/camvid/wbmm-a-dense_upernet_1xb8-100_camvid-64x64.py --work-dir runs/camvid/dense" in text
-    with Image.open(page.with_suffix(".jpg")) as picture:
+    assert "![Annotated and predicted, by wbmm-a-dense_upernet](camvid/wbmm-a-dense_upernet.jpg)" in text
+    with Image.open(page.with_suffix("") / "wbmm-a-dense_upernet.jpg") as picture:
         assert picture.width == dense_page.WIDTH
+
+
+def test_runs_of_another_day_stay_on_the_page(run, tmp_path):
+    say(run, "checkpoint", 41.0)
+    page = tmp_path / "camvid.md"
+    page.write_text(PAGE)
+    assert main([str(page), str(run), "--no-tests"]) == 0
+    first = page.read_text()
+    other = run.with_name("convnext")
+    run.rename(other)
+    config = other / "wbmm-a-dense_upernet_1xb8-100_camvid-64x64.py"
+    config.rename(config.with_name("convnext-atto_upernet_1xb8-100_camvid-64x64.py"))
+    later = FACTS | {"date": "2026-11-19"}
+    (other / "test-checkpoint.json").write_text(json.dumps({"metrics": {"mIoU": 39.0}, "facts": later}))
+    assert main([str(page), str(other), "--no-tests"]) == 0
+    text = page.read_text()
+    rows = [line.split("|")[1:3] for line in text.splitlines() if "_upernet |" in line][:2]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        ["convnext-atto_upernet", "39.00"],
+        ["wbmm-a-dense_upernet", "41.00"],
+    ]
+    assert "- wbmm-a-dense_upernet. Measured: 1 thread of a CPU, 2026-11-18" in text
+    assert "- convnext-atto_upernet. Measured: 1 thread of a CPU, 2026-11-19" in text
+    (page.with_suffix("") / "convnext-atto_upernet.json").unlink()
+    assert main([str(page)]) == 0
+    assert page.read_text() == first
 
 
 def test_what_was_tested_before_is_not_tested_again(run, tmp_path, monkeypatch):

@@ -2,13 +2,16 @@
 
 Each test is a process of its own and leaves a file `test-FORM.json` in the run's folder, so that a second call goes on
 where the first one stopped. The last checkpoint of a run is tested, not the one that validated best.
+
+The figures of each run are kept beside the page, `page/RUN.json` with `page/RUN.jpg`, small enough to commit. So a
+later call adds other runs without the folders of these.
 """
 
 import argparse
 import json
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,7 +24,7 @@ from wbmm.machine import measured_line
 from wbmm.mm import require
 from wbmm.text import render_table
 
-__all__ = ["DenseRun", "main", "put_between"]
+__all__ = ["DenseRun", "Record", "main", "put_between"]
 
 BEGIN, END = "<!-- results: written by tools/dense_report.py -->", "<!-- end -->"
 WIDTH, ROWS_SHOWN = 620, 0.51  # of the picture: pixels, and the share of the mosaic's height
@@ -66,15 +69,48 @@ class DenseRun:
     def forms(self) -> list[str]:
         return [form for form in FORMS if self.extra == "seg" or form != "multi-scale"]
 
+    @property
+    def name(self) -> str:
+        """`wbmm-a-dense_upernet-small` of `wbmm-a-dense_upernet-small_1xb8-300_camvid-160x160`."""
+        return "_".join(self.config.stem.split("_")[:2])
+
     def result(self, form: str) -> dict | None:
         file = self.folder / f"test-{form}.json"
         return json.loads(file.read_text()) if file.is_file() else None
 
 
+@dataclass
+class Record:
+    """What the page says of a run.
+
+    Attributes:
+        extra: `seg` or `det`.
+        config: its configuration in the project.
+        place: its folder, from `runs` on.
+        start: the weights that it started from.
+        results: metrics and machine of each tested form.
+    """
+
+    name: str
+    extra: str
+    config: str
+    place: str
+    start: str
+    iterations: int
+    batch: int
+    seed: str
+    minutes: float
+    results: dict[str, dict]
+
+    def value(self, form: str, key: str) -> float | None:
+        return self.results.get(form, {"metrics": {}})["metrics"].get(key)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="tools/dense_report.py", description=__doc__.splitlines()[0])
     parser.add_argument("page", type=Path, help="Markdown; figures go between its marks, the rest stays")
-    parser.add_argument("runs", nargs="+", type=Path, help="work folders of finished runs")
+    runs = "work folders of finished runs (without any: the page again, of the runs that it knows)"
+    parser.add_argument("runs", nargs="*", type=Path, help=runs)
     parser.add_argument("--no-tests", dest="test", action="store_false", help="write what there is, test nothing")
     parser.add_argument("--forms", nargs="+", choices=FORMS, help="test these alone (default: all)")
     return run_command("dense_report", lambda: _report(parser.parse_args(argv)))
@@ -82,13 +118,23 @@ def main(argv: list[str] | None = None) -> int:
 
 def _report(args: argparse.Namespace) -> None:
     runs = [_open(folder) for folder in args.runs]
-    if len({run.extra for run in runs}) > 1:
-        raise ValueError("segmentors and detectors have different metrics: give one kind of runs")
     for run in runs if args.test else ():
         for form in args.forms or run.forms:
             if form in run.forms and run.result(form) is None:
                 _test(run, form)
-    write_text(args.page, put_between(_old(args.page), _figures(runs, args)))
+    kept = args.page.with_suffix("")
+    known = {file.stem: Record(**json.loads(file.read_text())) for file in kept.glob("*.json")}
+    known |= {run.name: _record(run) for run in runs if any(map(run.result, run.forms))}
+    if not known:
+        raise ValueError("no run has been tested yet; leave --no-tests out")
+    if len({record.extra for record in known.values()}) > 1:
+        raise ValueError("segmentors and detectors have different metrics: give one kind of runs")
+    kept.mkdir(parents=True, exist_ok=True)
+    for run in runs:
+        if run.name in known:
+            write_text(kept / f"{run.name}.json", json.dumps(asdict(known[run.name]), indent=1) + "\n")
+            _draw(run, kept / f"{run.name}.jpg")
+    write_text(args.page, put_between(_old(args.page), _figures([known[name] for name in sorted(known)], args.page)))
     print(args.page.read_text())
 
 
@@ -136,53 +182,79 @@ def _call(module: str, *argv: str) -> None:
         raise ValueError(f"`python -m {module} {' '.join(argv)}` failed: the reason is above")
 
 
-def _figures(runs: list[DenseRun], args: argparse.Namespace) -> str:
+def _record(run: DenseRun) -> Record:
+    from mmengine.config import Config
+
+    from wbmm.mm.mm_checkpoint import read_mm_checkpoint
+
+    cfg, meta = Config.fromfile(run.config), read_mm_checkpoint(run.checkpoint)["meta"]
+    results = {form: result for form in run.forms if (result := run.result(form)) is not None}
+    data = run.config.stem.split("_")[-1].split("-")[0]
+    return Record(
+        run.name,
+        run.extra,
+        config=f"configs/{data}/{run.config.name}",
+        place="/".join(["runs", *run.folder.resolve().parts[-2:]]),
+        start=_start(cfg),
+        iterations=meta["iter"],
+        batch=cfg.train_dataloader.batch_size,
+        seed=str(meta.get("seed", "-")),
+        minutes=_minutes(run),
+        results=results,
+    )
+
+
+def _figures(runs: list[Record], page: Path) -> str:
     extra = runs[0].extra
-    forms = [form for form in runs[0].forms if any(run.result(form) for run in runs)]
-    if not forms:
-        raise ValueError("no run has been tested yet; leave --no-tests out")
+    forms = [form for form in FORMS if any(form in run.results for run in runs)]
     parts = [render_table(*_seg_table(runs, forms) if extra == "seg" else _det_table(runs, forms), markdown=True)]
     parts += [_differences(runs, extra), _training_table(runs)]
-    shown = _picture(runs[0], args.page)
-    parts += [f"![Annotated and predicted, by {_name(runs[0])}]({shown})"] if shown else []
-    facts = next(run.result(form)["facts"] for run in runs for form in forms if run.result(form))
-    commands = [f"python tools/train_{extra}.py {_config_name(run)} --work-dir {_place(run)}" for run in runs]
-    commands.append(f"python tools/dense_report.py {_relative(args.page)} {' '.join(_place(run) for run in runs)}")
-    parts += [measured_line(facts), "```sh\n" + "\n".join(commands) + "\n```"]
+    for run in runs:
+        if (page.with_suffix("") / f"{run.name}.jpg").is_file():
+            parts.append(f"![Annotated and predicted, by {run.name}]({page.stem}/{run.name}.jpg)")
+    parts.append(_machines(runs))
+    commands = [f"python tools/train_{extra}.py {run.config} --work-dir {run.place}" for run in runs]
+    where = "/".join(page.resolve().parts[-3:])
+    commands.append(f"python tools/dense_report.py {where} {' '.join(run.place for run in runs)}")
+    parts.append("```sh\n" + "\n".join(commands) + "\n```")
     return "\n\n".join(filter(None, parts))
 
 
-def _seg_table(runs: list[DenseRun], forms: list[str]) -> tuple[list[str], list[list[str]]]:
+def _machines(runs: list[Record]) -> str:
+    """Where and when the forms of each run were tested; runs of which the same is said share a sentence."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        names = found.setdefault(measured_line(next(iter(run.results.values()))["facts"]), [])
+        names.append(run.name)
+    if len(found) == 1:
+        return next(iter(found))
+    return "\n".join(f"- {', '.join(names)}. {line}" for line, names in found.items())
+
+
+def _seg_table(runs: list[Record], forms: list[str]) -> tuple[list[str], list[list[str]]]:
     headers = ["run", *(f"test mIoU %, {NAMES.get(form, form)}" for form in forms)]
-    return headers, [[_name(run), *(_value(run, form, "mIoU") for form in forms)] for run in runs]
+    return headers, [[run.name, *(_value(run, form, "mIoU") for form in forms)] for run in runs]
 
 
-def _det_table(runs: list[DenseRun], forms: list[str]) -> tuple[list[str], list[list[str]]]:
-    seen = {key for run in runs for form in forms for key in (run.result(form) or {"metrics": {}})["metrics"]}
-    keys = [key for key in METRICS["det"] if key in seen]
+def _det_table(runs: list[Record], forms: list[str]) -> tuple[list[str], list[list[str]]]:
+    keys = [key for key in METRICS["det"] if any(run.value(form, key) is not None for run in runs for form in forms)]
     rows = [
-        [_name(run), NAMES.get(form, form), *(_value(run, form, key) for key in keys)] for run in runs for form in forms
+        [run.name, NAMES.get(form, form), *(_value(run, form, key) for key in keys)] for run in runs for form in forms
     ]
     return ["run", "form", *(METRICS["det"][key] for key in keys)], rows
 
 
-def _value(run: DenseRun, form: str, key: str) -> str:
-    value = (run.result(form) or {"metrics": {}})["metrics"].get(key)
+def _value(run: Record, form: str, key: str) -> str:
+    value = run.value(form, key)
     return "-" if value is None else f"{value:.{DIGITS[run.extra]}f}"
 
 
-def _differences(runs: list[DenseRun], extra: str) -> str:
+def _differences(runs: list[Record], extra: str) -> str:
     """The largest difference of the forms that should give the same."""
     found = {}
     for form in ("fused", "onnx", "openvino"):
-        pairs = [(run.result("checkpoint"), run.result(form)) for run in runs]
-        values = [
-            abs(first["metrics"][key] - second["metrics"][key])
-            for first, second in pairs
-            if first and second
-            for key in METRICS[extra]
-            if key in first["metrics"]
-        ]
+        pairs = [(run.value("checkpoint", key), run.value(form, key)) for run in runs for key in METRICS[extra]]
+        values = [abs(first - second) for first, second in pairs if first is not None and second is not None]
         if values:
             found[form] = max(values)
     if not found:
@@ -192,16 +264,8 @@ def _differences(runs: list[DenseRun], extra: str) -> str:
     return f"Largest difference from the checkpoint in PyTorch, in {unit}: {texts}."
 
 
-def _training_table(runs: list[DenseRun]) -> str:
-    from mmengine.config import Config
-
-    from wbmm.mm.mm_checkpoint import read_mm_checkpoint
-
-    rows = []
-    for run in runs:
-        cfg, meta = Config.fromfile(run.config), read_mm_checkpoint(run.checkpoint)["meta"]
-        batch, seed = cfg.train_dataloader.batch_size, meta.get("seed", "-")
-        rows.append([_name(run), _start(cfg), str(meta["iter"]), str(batch), str(seed), f"{_minutes(run):.0f}"])
+def _training_table(runs: list[Record]) -> str:
+    rows = [[run.name, run.start, str(run.iterations), str(run.batch), run.seed, f"{run.minutes:.0f}"] for run in runs]
     headers = ["run", "starts from", "iterations", "batch", "seed", "minutes of training"]
     return render_table(headers, rows, markdown=True)
 
@@ -232,35 +296,15 @@ def _start(cfg) -> str:
     return f"{text}: {epochs} epochs, top-1 {last['top1']:.1f} %"
 
 
-def _picture(run: DenseRun, page: Path) -> str | None:
-    """The upper half of the sheet that testing drew, beside the page."""
+def _draw(run: DenseRun, target: Path) -> None:
+    """The upper half of the sheet that testing drew, if it did."""
     sheet = run.folder / "test-checkpoint" / "test_mosaic.png"
     if not sheet.is_file():
-        return None
+        return
     with Image.open(sheet) as file:
         picture = file.convert("RGB")
     legend = 40 if run.extra == "seg" else 0
     top = picture.crop((0, 0, picture.width, int(picture.height * ROWS_SHOWN) - legend // 2))
     factor = WIDTH / top.width
-    target = page.with_suffix(".jpg")
     with atomic_path(target, force=True) as temporary:
         top.resize((WIDTH, round(top.height * factor))).save(temporary, format="JPEG", quality=80)
-    return target.name
-
-
-def _name(run: DenseRun) -> str:
-    """`wbmm-a-dense_upernet-small` of `wbmm-a-dense_upernet-small_1xb8-300_camvid-160x160`."""
-    return "_".join(run.config.stem.split("_")[:2])
-
-
-def _config_name(run: DenseRun) -> str:
-    data = run.config.stem.split("_")[-1].split("-")[0]
-    return f"configs/{data}/{run.config.name}"
-
-
-def _place(run: DenseRun) -> str:
-    return "/".join(["runs", *run.folder.resolve().parts[-2:]])
-
-
-def _relative(page: Path) -> str:
-    return "/".join(page.resolve().parts[-3:])

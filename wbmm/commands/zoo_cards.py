@@ -193,7 +193,6 @@ def read_results(folder: Path) -> Iterator[RunResult]:
     """
     for path in sorted(folder.glob("*.md")):
         headers, lines = None, path.read_text(encoding="utf-8").splitlines()
-        measured = next((line for line in lines if line.startswith("Measured:")), "")
         for line in lines:
             cells = [cell.strip() for cell in line.strip("| ").split(" | ")] if line.startswith("| ") else None
             if cells is None:
@@ -202,11 +201,19 @@ def read_results(folder: Path) -> Iterator[RunResult]:
                 headers = cells
             elif headers[0] == "model" and not set(line) <= set("|-: "):
                 row = dict(zip(headers[1:], cells[1:], strict=True))
-                yield RunResult(path.stem, cells[0].strip("`"), row, measured)
+                yield RunResult(path.stem, cells[0].strip("`"), row, _measured_line(lines, cells[0]))
             elif headers[0] == "run" and SCORES.keys() & headers and not set(line) <= set("|-: "):
                 row = dict(zip(headers, cells, strict=True))
                 if row.pop("form", "checkpoint") == "checkpoint":
-                    yield RunResult(path.stem, cells[0].partition("_")[0].replace("-", "_"), row, measured)
+                    model = cells[0].partition("_")[0].replace("-", "_")
+                    yield RunResult(path.stem, model, row, _measured_line(lines, cells[0]))
+
+
+def _measured_line(lines: list[str], run: str) -> str:
+    """The page's line on machine, date and versions: that of a run where runs have lines of their own."""
+    found = [line.partition("Measured:") for line in lines if "Measured:" in line]
+    found.sort(key=lambda parts: run not in parts[0])
+    return "".join(found[0][1:]) if found else ""
 
 
 def _readme(results: list[RunResult]) -> str:
