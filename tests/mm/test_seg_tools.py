@@ -18,7 +18,7 @@ from tests.mm.released import released_names
 from tests.mm.shapes import write_config, write_shapes
 from wbmm import cli
 from wbmm.mm import register as hooks
-from wbmm.mm.check_data import check_segmentation_data
+from wbmm.mm.check_data import check_segmentation_data, follow_ignore_index
 from wbmm.mm.loading import CLASSIFIERS, describe_misfit
 from wbmm.mm.mm_checkpoint import MMCheckpoint, read_mm_checkpoint
 from wbmm.mm.networks import build_segmentor, load_mm_config, prepare_device
@@ -189,6 +189,18 @@ def test_another_ignored_label(data, tmp_path, capsys):
     assert "ignore_index is 200 in UPerHead and 7 in BaseSegDataset" in capsys.readouterr().err
 
 
+def test_padding_gets_the_ignored_label(config):
+    """As mmcv and mmseg have it, padding has the label 255, which would be no class."""
+    cfg = load_mm_config(config, {"model.decode_head.ignore_index": 200})
+    pad = {"type": "Pad", "size": (64, 64)}
+    steps = [pad, {**pad, "pad_val": 114}, {"type": "RandomMosaic"}]
+    cfg.train_dataloader.dataset.pipeline += steps
+    assert follow_ignore_index(cfg) == 200
+    *_, first, second, mosaic = cfg.train_dataloader.dataset.pipeline
+    assert (first.pad_val, second.pad_val) == ({"img": 0, "seg": 200}, {"img": 114, "seg": 200})
+    assert mosaic.seg_pad_val == 200
+
+
 def test_reparam_touches_the_backbone_alone(trained, tmp_path, capsys):
     checkpoint = trained[0] / f"iter_{ITERATIONS}.pth"
     assert cli.main(["reparam", str(checkpoint), str(tmp_path / "fused.pth")]) == 0
@@ -296,6 +308,26 @@ class TestErrors:
             file.unlink()
         self.fails(capsys, config, tmp_path / "a", "training; there are no files in it", *serialised)
 
+    def test_data_to_be_tested_on(self, trained, data, tmp_path, capsys):
+        root = tmp_path / "ade"
+        shutil.copytree(data, root)
+        config = write_config(tmp_path / "tiny.py", root)
+        checkpoint = str(trained[0] / f"iter_{ITERATIONS}.pth")
+
+        def fails(message, *options):
+            argv = [str(config), checkpoint, "--work-dir", str(tmp_path / "a"), *options]
+            assert evaluate_tool("seg", argv) == 1
+            assert message in capsys.readouterr().err.strip().splitlines()[-1]
+
+        fails("set data_root, or dataset.data_prefix.img_path", "--data-root", str(tmp_path / "no"))
+        where = "test_dataloader.dataset"
+        fails("no image ends with '.bmp' in", "--cfg-options", f"{where}.img_suffix=.bmp")
+        fails("have no annotation; the first is", "--cfg-options", f"{where}.seg_map_suffix=.tif")
+        label = next((root / "annotations" / "validation").glob("*.png"))
+        Image.open(label).save(label.with_suffix(".jpg"))
+        label.with_suffix(".jpg").rename(label)
+        fails(f"{label.name} is a JPEG file, which changes labels near edges: masks must be PNG")
+
     def test_images(self, data, tmp_path, capsys, monkeypatch):
         root = tmp_path / "ade"
         shutil.copytree(data, root)
@@ -314,6 +346,25 @@ class TestErrors:
         options = ["--cfg-options", "model.backbone.in_chans=1"]
         self.fails(capsys, config, tmp_path / "a", "in_chans is 1, but LoadImageFromFile gives 3 channels", *options)
 
+    def test_settings_that_nothing_takes(self, trained, config, tmp_path, capsys):
+        """They are mistakes in a configuration, not bugs of ours."""
+        options = ["--cfg-options", "train_dataloader.batchsize=4"]
+        message = (
+            "tiny.py: DataLoader.__init__() got an unexpected keyword argument 'batchsize'; did you mean 'batch_size'"
+        )
+        self.fails(capsys, config, tmp_path / "a", message, *options)
+        text = self.fails(
+            capsys, config, tmp_path / "a", "UPerHeed", "--cfg-options", "model.decode_head.type=UPerHeed"
+        )
+        assert "registry" in text
+        checkpoint = str(trained[0] / f"iter_{ITERATIONS}.pth")
+        options = ["--cfg-options", "test_dataloader.dataset.test_mod=True"]
+        assert evaluate_tool("seg", [str(config), checkpoint, "--work-dir", str(tmp_path / "b"), *options]) == 1
+        assert "unexpected keyword argument 'test_mod'; did you mean 'test_mode'" in capsys.readouterr().err
+        options = ["--cfg-options", "param_scheduler.1.end=1"]
+        message = "PolyLR of param_scheduler begins at 1 and ends at 1: make training longer, or"
+        self.fails(capsys, config, tmp_path / "a", message, *options)
+
     def test_memory_that_runs_out(self, config, tmp_path, capsys, monkeypatch):
         def fail(self):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
@@ -324,7 +375,7 @@ class TestErrors:
         assert text.endswith("or set model.backbone.with_cp=True")
 
     def test_labels_that_only_training_meets(self, data, tmp_path, capsys, monkeypatch):
-        monkeypatch.setattr("wbmm.mm.runner.check_segmentation_data", lambda *_: None)
+        monkeypatch.setattr("wbmm.mm.runner.check_segmentation_data", lambda *_, **__: None)
         root = tmp_path / "ade"
         shutil.copytree(data, root)
         for file in (root / "annotations" / "training").glob("*.png"):
@@ -373,9 +424,9 @@ class TestErrors:
 
     def test_checkpoints_that_do_not_fit(self, trained, config, tmp_path, capsys):
         checkpoint = trained[0] / f"iter_{ITERATIONS}.pth"
-        options = ["--cfg-options", "model.decode_head.num_classes=149"]
+        options = ["--cfg-options", "model.auxiliary_head.channels=32"]
         assert evaluate_tool("seg", [str(config), str(checkpoint), "--work-dir", str(tmp_path), *options]) == 1
-        assert "decode_head.conv_seg.weight is (150, 64, 1, 1) in the file and (149" in capsys.readouterr().err
+        assert "auxiliary_head.conv_seg.weight is (150, 64, 1, 1) in the file and (150, 32" in capsys.readouterr().err
         torch.save(MMCheckpoint(read_mm_checkpoint(checkpoint)).fuse()[0], tmp_path / "fused.pth")
         options = ["--resume", str(tmp_path / "fused.pth")]
         self.fails(

@@ -16,8 +16,10 @@ __all__ = ["check_detection_data", "check_labels", "check_segmentation_data", "f
 
 IGNORED = 255  # the label of pixels that do not count, in mmseg
 SAMPLE = 100  # images and annotations that are read; a hook watches the labels of the rest in training
+_FOLDERS = ("img_path", "seg_map_path")
 _CHANNELS = {"color": 3, "color_ignore_orientation": 3, "grayscale": 1}  # of mmcv's LoadImageFromFile
-_IGNORE_KEYS = {"RandomCrop": "ignore_index", "RandomRotate": "seg_pad_val"}  # transforms that know it
+# Transforms that know it.
+_IGNORE_KEYS = {"RandomCrop": "ignore_index", "RandomRotate": "seg_pad_val", "RandomMosaic": "seg_pad_val"}
 
 
 def follow_ignore_index(cfg: Config) -> int:
@@ -46,6 +48,9 @@ def follow_ignore_index(cfg: Config) -> int:
     for step in (step for loader in loaders for step in _dicts(loader)):
         if step.get("type") in _IGNORE_KEYS:
             step[_IGNORE_KEYS[step["type"]]] = value
+        elif step.get("type") == "Pad":
+            given = step.get("pad_val", 0)
+            step["pad_val"] = {"img": 0, **(given if isinstance(given, dict) else {"img": given}), "seg": value}
     preprocessor = cfg.model.get("data_preprocessor") or cfg.get("data_preprocessor")
     if preprocessor:
         preprocessor["seg_pad_val"] = value
@@ -64,25 +69,31 @@ def _dicts(config: object) -> Iterator[dict]:
         yield from _dicts(value)
 
 
-def check_segmentation_data(cfg: Config, everything: bool = False) -> str:
-    """Checks the training and validation data of a configuration; one sentence on what is there.
+def check_segmentation_data(cfg: Config, parts: Sequence[str] = ("train", "val"), everything: bool = False) -> str:
+    """Checks the data of a configuration; one sentence on what is there.
 
-    Raises a `ValueError` with the first thing wrong. Data sets wrapped in others are left to mmengine.
+    Raises a `ValueError` with the first thing wrong. Data sets wrapped in others are left to mmengine, and so are
+    images without annotations, of which predictions are written.
 
     Args:
         cfg: the configuration.
+        parts: which of its data.
         everything: read every image and annotation, not a sample of them.
     """
     num_classes = _classes_of_heads(cfg)
-    sets = {part: cfg[f"{part}_dataloader"].dataset for part in ("train", "val") if cfg.get(f"{part}_dataloader")}
-    sets = {part: dataset for part, dataset in sets.items() if "data_prefix" in dataset}
-    folders = [
-        Path(dataset.get("data_root") or "", dataset["data_prefix"].get("seg_map_path", ""))
+    names = [name for name in ("train", "val", "test") if cfg.get(f"{name}_dataloader")]
+    sets = {name: cfg[f"{name}_dataloader"].dataset for name in names}
+    sets = {name: dataset for name, dataset in sets.items() if "data_prefix" in dataset}
+    folders = {
+        tuple(Path(dataset.get("data_root") or "", dataset["data_prefix"].get(key, "")) for key in _FOLDERS)
         for dataset in sets.values()
-    ]
-    own_folders = len(set(folders)) == len(folders)
+    }
+    own_folders = len({masks for _, masks in folders}) == len(folders)
     counts = []
     for part, dataset in sets.items():
+        evaluators = _as_list(cfg.get(f"{part}_evaluator") or [])
+        if part not in parts or any(metric.get("format_only") for metric in evaluators):
+            continue
         with DefaultScope.overwrite_default_scope("mmseg"):
             count = _check_segmentation_set(dataset, num_classes, own_folders, everything)
         _check_channels(cfg, dataset)
@@ -115,7 +126,7 @@ def _check_channels(cfg: Config, dataset: dict) -> None:
 def _check_segmentation_set(config: dict, num_classes: int, own_folder: bool, everything: bool) -> int:
     """How many images there are; with `own_folder`, no other data set has its annotations beside these."""
     root, prefix = Path(config.get("data_root") or ""), config["data_prefix"]
-    for key in ("img_path", "seg_map_path"):
+    for key in _FOLDERS:
         folder = root / prefix.get(key, "")
         if not folder.is_dir():
             raise ValueError(f"there is no folder {folder}; set data_root, or dataset.data_prefix.{key}")
@@ -130,6 +141,8 @@ def _check_segmentation_set(config: dict, num_classes: int, own_folder: bool, ev
         folder = root / prefix["img_path"]
         raise ValueError(f"no image ends with {dataset.img_suffix!r} in {folder}{_endings(folder, 'img_suffix')}")
     classes = dataset.metainfo.get("classes")
+    if isinstance(classes, str):
+        raise ValueError(f"metainfo.classes is the text {classes!r}: write a tuple of names, ({classes!r},) for one")
     if classes is not None and len(classes) != num_classes:
         raise ValueError(
             f"the model has {num_classes} classes (decode_head.num_classes), the data set names {len(classes)}"
@@ -166,7 +179,10 @@ def _check_pair(info: dict, num_classes: int, dataset) -> None:
     """Raises unless an image and its annotation can be read, are of one size, and the labels are classes."""
     size, _ = picture_size(info["img_path"])
     picture_size(info["seg_map_path"])
-    labels = np.asarray(Image.open(info["seg_map_path"]))
+    with Image.open(info["seg_map_path"]) as mask:
+        labels, kind = np.asarray(mask), mask.format
+    if kind == "JPEG":
+        raise ValueError(f"{info['seg_map_path']} is a JPEG file, which changes labels near edges: masks must be PNG")
     check_labels(labels, info["seg_map_path"], num_classes, dataset.ignore_index, dataset.reduce_zero_label)
     if labels.shape[::-1] != size:
         raise ValueError(

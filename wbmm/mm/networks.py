@@ -6,7 +6,9 @@ take the value that the base file had. Some variables follow from others: see `d
 """
 
 import copy
+import difflib
 import importlib
+import inspect
 import os
 import re
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ import torch.distributed as td
 import torch.nn as nn
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
+from mmengine.runner import Runner
 from torch import Tensor
 
 from wbmm.config_files import find_config, resolve_config
@@ -33,6 +36,7 @@ from .mm_checkpoint import MMCheckpoint, read_mm_checkpoint
 from .pictures import class_colours
 
 __all__ = [
+    "READ_KEYS",
     "bases_by_name",
     "build_detector",
     "build_mm_model",
@@ -42,6 +46,7 @@ __all__ = [
     "fill_in",
     "load_mm_config",
     "prepare_device",
+    "settings_explained",
     "spread_stages",
     "without_sync_bn",
 ]
@@ -49,6 +54,15 @@ __all__ = [
 PACKAGE = "wbmm::"
 REFERENCE = re.compile(r"\$([A-Za-z_]\w*)(?:\.(\d+))?")
 DEEPEST = 10  # variables that are other variables
+# What the runner and we read of a configuration.
+READ_KEYS = {
+    *inspect.signature(Runner).parameters,
+    *("custom_imports", "default_scope", "env_cfg", "log_level", "model_wrapper_cfg"),
+    *("tta_model", "tta_pipeline", "tta_ratios"),
+}
+# Variables that others follow from.
+SOURCES = {"arch", "classes", "data_root", "init", "masks", "resize_tables", "stages", "val_json", "workers"}
+USUAL_KEYS = {"test_mode", "batch_size", "num_workers", "ignore_index", "num_classes", "in_channels"}  # of mm classes
 _SYNC_BN = ("SyncBN", "MMSyncBN", "NaiveSyncBN")
 
 
@@ -71,12 +85,37 @@ def bases_by_name() -> Iterator[None]:
 
 def fill_in(cfg: Config) -> Config:
     """Replaces `"$name"` by the variable, everywhere; a configuration without them stays as it is."""
-    if not any(REFERENCE.fullmatch(text) for text in _texts(cfg._cfg_dict)):
+    used = _referenced(cfg)
+    if not used:
         return cfg
+    _check_spelling(cfg, used | SOURCES)
     variables = {**derived_variables(cfg), **{key: cfg[key] for key in cfg}}
     for key in list(cfg):
         cfg[key] = _filled(cfg[key], variables, str(cfg.filename), DEEPEST)
     return cfg
+
+
+def _referenced(cfg: Config) -> set[str]:
+    """The variables that values `"$name"` name."""
+    return {match[1] for text in _texts(cfg._cfg_dict) if (match := REFERENCE.fullmatch(text))}
+
+
+def _check_spelling(cfg: Config, used: set[str]) -> None:
+    """Raises for a variable that nothing reads, and whose name is nearly one that is read."""
+    for key in cfg:
+        near = [] if key in used | READ_KEYS else difflib.get_close_matches(key, sorted(used), n=1, cutoff=0.88)
+        if near:
+            raise ValueError(f"{cfg.filename}: nothing reads {key!r}; did you mean {near[0]!r}?")
+
+
+def _check_options(cfg: Config, known: set[str], config: object) -> None:
+    """Raises for a key that an option brought in and nothing reads."""
+    read = READ_KEYS | SOURCES | _referenced(cfg)
+    for key in cfg:
+        if key not in known | read:
+            near = difflib.get_close_matches(key, sorted(known | read), n=1)
+            advice = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"--cfg-options {key}: nothing in {config} reads it{advice}")
 
 
 def _texts(value: object) -> Iterator[str]:
@@ -118,6 +157,10 @@ def derived_variables(cfg: Config) -> dict:
     if cfg.get("val_json"):
         found["val_json_path"] = str(Path(cfg.data_root, cfg.val_json))
         found["metrics"] = ["bbox", "segm"] if cfg.get("masks", True) else ["bbox"]
+    if isinstance(cfg.get("classes"), str):
+        raise ValueError(
+            f"{cfg.filename}: classes is the text {cfg.classes!r}: write a tuple of names, ({cfg.classes!r},) for one"
+        )
     if cfg.get("classes"):
         count = len(cfg.classes)
         found |= {"num_classes": count, "palette": class_colours(count).tolist()}
@@ -209,13 +252,41 @@ def load_mm_config(config: str | Path | Config, options: dict | None = None, tas
         with bases_by_name():
             cfg = Config.fromfile(path)
         cfg.merge_from_dict(changes)
+    known = {*cfg}
     try:
         cfg.merge_from_dict(options or {})
     except (TypeError, KeyError, AssertionError) as error:
         raise ValueError(f"--cfg-options cannot be applied to {config}: {error}") from None
+    _check_options(cfg, known, cfg.filename)
     if "model" not in cfg:
         raise ValueError(f"{config}: no `model` in it; a configuration of a segmentor or detector has one")
     return spread_stages(fill_in(cfg))
+
+
+@contextmanager
+def settings_explained(cfg: Config) -> Iterator[None]:
+    """Inside, a setting that a class does not take, or a class that no registry knows, is a `ValueError`."""
+    try:
+        yield
+    except (TypeError, KeyError) as error:
+        text = " ".join(str(error.args[0]).split()) if error.args else ""
+        unexpected = re.search(r"unexpected keyword argument '(\w+)'", text)
+        if unexpected is None and "registry" not in text:
+            raise
+        near = (
+            difflib.get_close_matches(unexpected[1], sorted(_keys(cfg._cfg_dict) | USUAL_KEYS), n=2)
+            if unexpected
+            else []
+        )
+        near = [key for key in near if key != unexpected[1]]
+        advice = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"{cfg.filename}: {text}{advice}") from error
+
+
+def _keys(config: object) -> set[str]:
+    """Every key inside of a configuration."""
+    parts = config.values() if isinstance(config, dict) else config if isinstance(config, list | tuple) else ()
+    return {*(config if isinstance(config, dict) else ())}.union(*map(_keys, parts))
 
 
 def without_sync_bn(config: object) -> object:

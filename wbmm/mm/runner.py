@@ -3,7 +3,6 @@
 import argparse
 import ast
 import difflib
-import inspect
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from wbmm.machine import PRECISIONS, describe_precision, machine_facts, set_prec
 from .check_data import check_detection_data, check_segmentation_data, follow_ignore_index
 from .exported import ExportedDetector, ExportedSegmentor
 from .loading import check_fits, check_load_from, prepare_resume, use_safe_reader
-from .networks import build_mm_model, load_mm_config, prepare_device
+from .networks import READ_KEYS, build_mm_model, load_mm_config, prepare_device, settings_explained
 from .register import MosaicHook
 
 __all__ = [
@@ -46,12 +45,6 @@ __all__ = [
     "use_amp",
 ]
 
-# What the runner and we read of a configuration.
-KNOWN_KEYS = {
-    *inspect.signature(Runner).parameters,
-    *("custom_imports", "default_scope", "env_cfg", "log_level", "model_wrapper_cfg"),
-    *("tta_model", "tta_pipeline", "tta_ratios"),
-}
 PIPELINES = {"train_pipeline", "val_pipeline", "test_pipeline"}  # usual variables, which look like tta_pipeline
 LAUNCHERS = ("none", "pytorch", "slurm", "mpi")
 SCOPES = {"seg": "mmseg", "det": "mmdet"}
@@ -138,9 +131,7 @@ def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cfg-options", nargs="+", action=OptionAction, metavar="KEY=VALUE", help="changes of the configuration"
     )
-    parser.add_argument(
-        "--precision", choices=PRECISIONS, default="tf32", help="of float32 products (default: tf32)"
-    )
+    parser.add_argument("--precision", choices=PRECISIONS, default="tf32", help="of float32 products (default: tf32)")
     parser.add_argument("--launcher", choices=LAUNCHERS, help="how processes were started; found out for torchrun")
 
 
@@ -148,6 +139,12 @@ def run_training(extra: str, args: argparse.Namespace) -> Runner:
     """Trains as the command line says; returns the runner."""
     use_safe_reader()
     cfg = _configure(args, extra)
+    with settings_explained(cfg):
+        return _train(cfg, extra, args)
+
+
+def _train(cfg: Config, extra: str, args: argparse.Namespace) -> Runner:
+    _check_schedule(cfg)
     texts = [prepare_resume(cfg, args.resume), _precision_line(args.precision)]
     if cfg.get("load_from") and not cfg.resume:
         check_load_from(cfg.load_from)
@@ -169,6 +166,18 @@ def run_training(extra: str, args: argparse.Namespace) -> Runner:
     return runner
 
 
+def _check_schedule(cfg: Config) -> None:
+    """Raises for a part of the schedule that ends before it begins, as a warm-up longer than training makes it."""
+    schedule = cfg.get("param_scheduler") or []
+    for step in schedule if isinstance(schedule, list) else [schedule]:
+        begin, end = step.get("begin", 0), step.get("end")
+        if end is not None and end <= begin:
+            raise ValueError(
+                f"{step.type} of param_scheduler begins at {begin} and ends at {end}: make training longer, or the "
+                "warm-up before it shorter"
+            )
+
+
 def _too_large(cfg: Config) -> str:
     """What to lower when memory ran out."""
     checkpointing = "" if cfg.model.backbone.get("with_cp") else ", or set model.backbone.with_cp=True"
@@ -181,6 +190,11 @@ def _too_large(cfg: Config) -> str:
 def run_testing(extra: str, args: argparse.Namespace) -> dict:
     """Tests as the command line says; returns the metrics."""
     cfg = _configure(args, extra)
+    with settings_explained(cfg):
+        return _score(cfg, extra, args)
+
+
+def _score(cfg: Config, extra: str, args: argparse.Namespace) -> dict:
     cfg.load_from, cfg.resume = None, False
     if args.json is not None:  # which is written at the end of a long test
         args.json.parent.mkdir(parents=True, exist_ok=True)
@@ -189,6 +203,7 @@ def run_testing(extra: str, args: argparse.Namespace) -> dict:
         cfg.visualizer.save_dir = args.show_dir
     if extra == "seg":
         follow_ignore_index(cfg)
+        check_segmentation_data(cfg, ["test"])
     else:
         print_log(check_detection_data(cfg, ["test"]), logger="current")
     prepare_device(cfg)
@@ -286,9 +301,9 @@ def _precision_line(precision: str) -> str:
 def check_keys(cfg: Config) -> None:
     """Raises on a top-level key that is nearly one of mmengine's; any other name may be a variable of the file."""
     for key in cfg:
-        if key.rstrip("_0123456789") in KNOWN_KEYS | PIPELINES:
+        if key.rstrip("_0123456789") in READ_KEYS | PIPELINES:
             continue
-        near = difflib.get_close_matches(key, KNOWN_KEYS, n=1, cutoff=0.88)
+        near = difflib.get_close_matches(key, READ_KEYS, n=1, cutoff=0.88)
         if near:
             raise ValueError(f"{cfg.filename}: unknown key {key!r}; did you mean {near[0]!r}?")
 
@@ -330,7 +345,7 @@ def _prepare_segmentation(cfg: Config, everything: bool) -> str | None:
     ignored = follow_ignore_index(cfg)
     hook = {"type": "LabelRangeHook", "num_classes": cfg.model.decode_head.num_classes, "ignore_index": ignored}
     cfg.custom_hooks = [*cfg.get("custom_hooks", []), hook]
-    return check_segmentation_data(cfg, everything) if _is_first_process() else None
+    return check_segmentation_data(cfg, everything=everything) if _is_first_process() else None
 
 
 def _prepare_detection(cfg: Config, everything: bool) -> str | None:

@@ -94,6 +94,46 @@ def test_masks_can_be_left_out(tmp_path):
     assert choose(tmp_path, "--data", tmp_path, "--boxes").base == "wbmm::own/faster_rcnn.py"
 
 
+def test_what_other_programs_leave_out_is_filled_in(tmp_path):
+    """Ids from 0, no iscrowd, no area, and a category that is only a heading."""
+    for part in ("train", "val"):
+        write(tmp_path / f"{part}.json", tmp_path / part, ["a.jpg", "b.jpg"], categories=("animals", "cat"))
+        contents = json.loads((tmp_path / f"{part}.json").read_text())
+        for number, entry in enumerate(contents["annotations"]):
+            entry |= {"id": number, "category_id": 2}
+            del entry["iscrowd"], entry["area"]
+        contents["annotations"][1]["segmentation"] = []
+        (tmp_path / f"{part}.json").write_text(json.dumps(contents))
+    before = (tmp_path / "train.json").read_text()
+    choices = choose(tmp_path, "--data", tmp_path, "--boxes", "--dry-run")
+    what, why = next(row[1:] for row in choices.rows if row[0] == "mended")
+    filled = "area of polygons and boxes where it was missing; iscrowd 0 where it was missing"
+    assert what == f"annotations numbered from 1; {filled}"
+    assert str(tmp_path / "work") in why
+    assert any(row[2].endswith("no object to train on: animals") for row in choices.rows)
+    assert (choices.variables["train_json"], choices.variables["val_json"]) == ("work/train.json", "work/val.json")
+    objects = json.loads((tmp_path / "work" / "train.json").read_text())["annotations"]
+    assert [(entry["id"], entry["iscrowd"], entry["area"]) for entry in objects] == [(1, 0, 576), (2, 0, 576)]
+    assert (tmp_path / "train.json").read_text() == before
+    with pytest.raises(ValueError, match="annotation 2 has no segmentation, which masks are learned from; --boxes"):
+        choose(tmp_path, "--data", tmp_path, "--dry-run")
+
+
+def test_a_dry_run_checks_the_data(tmp_path):
+    for part in ("train", "val"):
+        write(tmp_path / f"{part}.json", tmp_path / part, ["a.jpg", "b.jpg"])
+    assert not [row for row in choose(tmp_path, "--data", tmp_path, "--dry-run").rows if "remark" in row[0]]
+    (tmp_path / "train" / "a.jpg").unlink()
+    with pytest.raises(ValueError, match=r"1 of 2 images of train.json are missing in .*train; the first is a.jpg"):
+        choose(tmp_path, "--data", tmp_path, "--dry-run")
+    contents = json.loads((tmp_path / "val.json").read_text())
+    contents["annotations"][0]["segmentation"] = [[1, 1, 2, 2]]
+    (tmp_path / "val.json").write_text(json.dumps(contents))
+    shutil.copy(tmp_path / "train" / "b.jpg", tmp_path / "train" / "a.jpg")
+    with pytest.raises(ValueError, match="polygon of two points, which COCO's metrics cannot read"):
+        choose(tmp_path, "--data", tmp_path, "--dry-run")
+
+
 @pytest.mark.parametrize("masks", [True, False])
 @pytest.mark.parametrize("head", ["mask-rcnn", "cascade"])
 def test_one_line_trains(tmp_path, capsys, head, masks):

@@ -173,6 +173,72 @@ def test_masks_of_colours_become_labels(tmp_path, capsys):
     assert "is not empty" in capsys.readouterr().err
 
 
+def test_masks_that_were_blurred(tmp_path, capsys):
+    """JPEG: other labels near edges. Training refuses them, and the tool takes the nearest label of a list."""
+    write(tmp_path / "d" / "images", ["a", "b"], tmp_path / "d" / "masks", values=(0, 3, 252, 255))
+    for file in (tmp_path / "d" / "masks").iterdir():
+        Image.open(file).save(file.with_suffix(".jpg"), quality=100, subsampling=0), file.unlink()
+        pixels = np.asarray(Image.open(file.with_suffix(".jpg")))
+    assert len(np.unique(pixels)) > 2
+    with pytest.raises(ValueError, match="masks holds masks as JPEG, which changes labels near edges"):
+        choose(tmp_path, "--data", tmp_path / "d")
+    (tmp_path / "c.json").write_text('{"nothing": 0, "thing": 255}')
+    argv = ["--data", str(tmp_path / "d"), "--classes", str(tmp_path / "c.json"), "--rest", "nearest"]
+    assert prepare_seg([*argv, "--out", str(tmp_path / "out")]) == 0
+    mask = next((tmp_path / "out" / "masks").rglob("*.png"))
+    np.testing.assert_array_equal(np.unique(np.asarray(Image.open(mask))), [0, 1])
+
+
+def test_what_is_nothing_and_the_test_part(tmp_path, capsys):
+    """Without a list, 255 beside several labels does not count. A third part is converted too."""
+    for part in ("train", "val", "test"):
+        write(tmp_path / "d" / "images" / part, ["a"], tmp_path / "d" / "masks" / part, values=(4, 7, 255))
+    assert prepare_seg(["--data", str(tmp_path / "d"), "--out", str(tmp_path / "out")]) == 0
+    assert json.loads((tmp_path / "out" / "classes.json").read_text())["classes"] == ["class 0", "class 1"]
+    for part in ("train", "val", "test"):
+        mask = Image.open(tmp_path / "out" / "masks" / part / "a.png")
+        assert np.unique(np.asarray(mask)).tolist() == [0, 1, 255]
+        assert (tmp_path / "out" / "images" / part / "a.jpg").is_file()
+
+
+def test_images_or_masks_alone(tmp_path):
+    """In folders by part they are errors; where a part is held back, what is left out is shown."""
+    for part in ("train", "val"):
+        write(tmp_path / "d" / "images" / part, ["a", "b"], tmp_path / "d" / "masks" / part)
+    (tmp_path / "d" / "images" / "val" / "b.jpg").unlink()
+    with pytest.raises(ValueError, match=r"1 masks in .*val have no image ending with '.jpg' .*the first is b.png"):
+        choose(tmp_path, "--data", tmp_path / "d")
+    write(tmp_path / "one" / "images", ["a", "b", "c"], tmp_path / "one" / "masks")
+    (tmp_path / "one" / "masks" / "c.png").unlink()
+    rows = choose(tmp_path, "--data", tmp_path / "one").rows
+    assert ("left out", "1 images without a mask, 0 masks without an image", "the first is c.jpg") in rows
+
+
+def test_a_configuration_changed_by_hand_is_kept(tmp_path, capsys):
+    write(tmp_path / "d" / "images", ["a", "b"], tmp_path / "d" / "masks")
+    argv = [
+        "train-seg",
+        "--data",
+        str(tmp_path / "d"),
+        "--model",
+        "wbmm_a",
+        "--work-dir",
+        str(tmp_path / "w"),
+        "--dry-run",
+    ]
+    assert cli.main(argv) == 0
+    assert cli.main([*argv, "--size", "64"]) == 0, "not touched since it was written"
+    file = tmp_path / "w" / "config.py"
+    changed = file.read_text().replace("(64, 64)", "(32, 32)")
+    file.write_text(changed)
+    assert cli.main(argv) == 1
+    assert "was changed by hand: --resume trains with it" in capsys.readouterr().err
+    assert cli.main([*argv, "--resume"]) == 0
+    assert file.read_text() == changed
+    assert cli.main([*argv, "--size", "8"]) == 1
+    assert "--size 8: give a number from 32" in capsys.readouterr().err
+
+
 def test_binary_masks_by_number(tmp_path):
     write(tmp_path / "d" / "images", ["a", "b"], tmp_path / "d" / "masks", values=(0, 255))
     assert prepare_seg(["--data", str(tmp_path / "d"), "--out", str(tmp_path / "out")]) == 0

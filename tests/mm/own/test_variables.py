@@ -62,6 +62,27 @@ def test_a_name_that_is_no_variable(tmp_path):
         load_mm_config(tmp_path / "mine.py")
 
 
+def test_names_that_nothing_reads(tmp_path):
+    """A misspelt variable would be ignored in silence."""
+    base = '_base_ = "wbmm::own/upernet.py"\n'
+    (tmp_path / "mine.py").write_text(f"{base}bach_size = 4\n")
+    with pytest.raises(ValueError, match=r"mine\.py: nothing reads 'bach_size'; did you mean 'batch_size'"):
+        load_mm_config(tmp_path / "mine.py")
+    (tmp_path / "mine.py").write_text(f"{base}half = 32\ncrop = (2 * half, 2 * half)\n")
+    assert load_mm_config(tmp_path / "mine.py").model.data_preprocessor.size == (64, 64)
+    with pytest.raises(ValueError, match=r"--cfg-options crops: nothing in .*mine\.py reads it; did you mean 'crop'"):
+        load_mm_config(tmp_path / "mine.py", {"crops": (32, 32)})
+    allowed = {"randomness": {"seed": 1}, "num_classes": 3, "model.backbone.with_cp": True}
+    assert load_mm_config(tmp_path / "mine.py", allowed).model.decode_head.num_classes == 3
+    with pytest.raises(ValueError, match=r"--cfg-options seed: nothing in .* reads it"):
+        load_mm_config(CONFIGS / "coco" / "wbmm-a_mask-rcnn_8xb2-1x_coco.py", {"seed": 1})
+
+
+def test_one_class_without_its_comma():
+    with pytest.raises(ValueError, match=r"classes is the text 'road': write a tuple of names, \('road',\) for one"):
+        load_mm_config("own/upernet", {"classes": "road"})
+
+
 def test_others_are_left_alone():
     path = CONFIGS / "ade20k" / "wbmm-t-dense_upernet_8xb2-160k_ade20k-512x512.py"
     assert load_mm_config(path)._cfg_dict == Config.fromfile(path)._cfg_dict

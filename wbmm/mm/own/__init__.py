@@ -7,6 +7,8 @@ before training starts.
 
 import argparse
 import os
+import shlex
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +28,7 @@ __all__ = ["Choices", "add_shared_arguments", "choose_start", "choose_workers", 
 
 MODEL = "wbmm_t_dense"
 CONFIG = "config.py"
+LEAST_SIZE = 32  # pixels: the last stage then sees one
 FEW_STEPS = 20_000  # below, blocks from scratch would not get going from a layer scale of 1e-6
 
 
@@ -51,11 +54,22 @@ class Choices:
         self.rows.append((what, " ".join(map(_short, variables.values())), why))
 
     def text(self, command: str) -> str:
-        lines = [f"# Written by `{command}`.", f'_base_ = "{self.base}"', ""]
+        lines = [f'_base_ = "{self.base}"', ""]
         lines += [f"{name} = {value!r}" for name, value in self.variables.items()]
         if self.backbone:
             lines.append(f"model = dict(backbone={self.backbone!r})")
-        return "\n".join(lines) + "\n"
+        body = "\n".join(lines) + "\n"
+        return f"# Written by `{command}` ({_digest(body)}).\n{body}"
+
+
+def _digest(body: str) -> str:
+    return f"{zlib.crc32(body.encode()):08x}"
+
+
+def _is_edited(file: Path) -> bool:
+    """Whether a configuration is another one than `Choices.text` wrote."""
+    head, _, body = file.read_text(encoding="utf-8").partition("\n")
+    return not head.endswith(f"({_digest(body)}).")
 
 
 def _short(value: object) -> str:
@@ -116,17 +130,21 @@ def train_on_own_data(extra: str, args: argparse.Namespace, choose: Callable[[Pa
         args: of the command line.
         choose: looks at the data; gets the work folder.
     """
-    for name in ("size", "batch"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise ValueError(f"--{name} {getattr(args, name)}: give a number from 1")
+    for name, least in (("size", LEAST_SIZE), ("batch", 1)):
+        if getattr(args, name) is not None and getattr(args, name) < least:
+            raise ValueError(f"--{name} {getattr(args, name)}: give a number from {least}")
     if not args.dry_run:
         require(extra)
     folder = args.work_dir or Path("work_dirs") / f"{args.data.absolute().name}-{args.model.replace('/', '-')}"
     file = folder / CONFIG
     if args.resume and file.is_file():
-        print(f"The configuration is {file}, as it was written before.", flush=True)
+        print(f"The configuration is {file}, as it is there.", flush=True)
     else:
         _check_free(folder)
+        if file.is_file() and _is_edited(file):
+            raise ValueError(
+                f"{file} was changed by hand: --resume trains with it as it is, and another --work-dir leaves it alone"
+            )
         choices = choose(folder)
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_path(file, force=True) as temporary:  # by every process: all write the same
@@ -152,8 +170,9 @@ def _say_next(extra: str, folder: Path, file: Path) -> None:
     command = {"seg": "segment", "det": "detect"}[extra]
     if best is not None:
         print(f"\nThe best weights of this run: {best}")
-        print(f"  wbmm {command} {best} PICTURES --config {file}")
-        print(f"  wbmm export {best} {folder / 'model.onnx'} --config {file}")
+        weights, config, onnx = (shlex.quote(str(path)) for path in (best, file, folder / "model.onnx"))
+        print(f"  wbmm {command} {weights} PICTURES --config {config}")
+        print(f"  wbmm export {weights} {onnx} --config {config}")
 
 
 def _check_free(folder: Path) -> None:

@@ -16,6 +16,7 @@ from wbmm.progress import progress_bar
 from wbmm.text import printable
 
 __all__ = [
+    "MOST_VALUES",
     "ClassList",
     "FoundMasks",
     "Pairs",
@@ -197,7 +198,7 @@ def _match(images: Path, masks: Path) -> Pairs | None:
         mask_suffix,
         sorted(matched),
         sorted(path.name for path in files if path.stem not in matched),
-        sorted(have - {name + mask_suffix for name in matched}),
+        sorted(name for name in have - {name + mask_suffix for name in matched} if name.endswith(mask_suffix)),
     )
 
 
@@ -348,8 +349,11 @@ class Survey:
         return sorted(self.pixels)
 
 
-def survey_masks(paths: Sequence[Path], most: int | None = 400) -> Survey:
-    """Reads masks, or about `most` of them spread over all, and counts what is in them."""
+def survey_masks(paths: Sequence[Path], most: int | None = 400, most_values: int = MOST_VALUES) -> Survey:
+    """Reads masks, or about `most` of them spread over all, and counts what is in them.
+
+    More than `most_values` different labels or colours are a `ValueError`.
+    """
     chosen = paths if most is None else paths[:: max(1, len(paths) // most)]
     found, kinds = Survey(files=len(chosen)), {}
     with progress_bar(len(chosen), "masks") as advance:
@@ -363,10 +367,11 @@ def survey_masks(paths: Sequence[Path], most: int | None = 400) -> Survey:
                 key = unpack_colour(label) if mask.ndim == 3 else label
                 found.pixels[key] += count
                 found.example.setdefault(key, path)
-            if len(found.pixels) > MOST_VALUES:
+            if len(found.pixels) > most_values:
                 raise ValueError(
-                    f"{path}: more than {MOST_VALUES} different {'colours' if mask.ndim == 3 else 'values'} in the "
-                    "masks up to this one. Were they saved as JPEG, or scaled? Masks need exact values, as in PNG files"
+                    f"{path}: more than {most_values} different {'colours' if mask.ndim == 3 else 'values'} in the "
+                    "masks up to this one. Were they saved as JPEG, or scaled? Masks need exact values, as in PNG "
+                    "files; tools/prepare_seg.py --rest nearest takes the nearest of a list of classes"
                 )
             advance(1)
     found.colours = True in kinds

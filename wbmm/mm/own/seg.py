@@ -16,14 +16,16 @@ from PIL import Image
 from wbmm.handler import run_command
 from wbmm.io.atomic import atomic_path
 from wbmm.progress import progress_bar
-from wbmm.text import printable, render_table, some
+from wbmm.text import counted, printable, render_table, some
 
 from ..pictures import class_colours
 from . import Choices, add_shared_arguments, choose_start, choose_workers, train_on_own_data
 from .masks import (
+    MOST_VALUES,
     ClassList,
     FoundMasks,
     Label,
+    Pairs,
     Survey,
     find_class_list,
     find_masks,
@@ -45,6 +47,8 @@ LEAST_INTERVAL = 50  # iterations between validations
 SMALL_HEADS = {"head_channels": 128, "auxiliary_channels": 64}
 IGNORED = 255  # in the written masks
 MOST_CLASSES = 255
+MOST_BLURRED = 1_000_000  # different colours in masks of which the nearest of the list are wanted
+MOST_ROWS = 5  # of the table of labels, for each class
 IGNORE_NAMES = ("unlabelled", "unlabeled", "void", "ignore", "ignored", "undefined")
 
 
@@ -66,24 +70,29 @@ def choose_segmentor(args: argparse.Namespace, folder: Path) -> Choices:
     """Looks at the data, and chooses what the command line does not say."""
     found = find_masks(args.data)
     _check_pairs(found)
+    _check_exact(found, args.data)
     choices = Choices("wbmm::own/upernet.py")
     count = {part: len(found.names(part)) for part in ("train", "val")}
     choices.rows.append(("images", f"{count['train']} to train, {count['val']} to validate", found.how))
+    images, masks = found.train.lone_images, found.train.lone_masks
+    if found.lists and (images or masks):
+        left = f"{len(images)} images without a mask, {len(masks)} masks without an image"
+        choices.rows.append(("left out", left, f"the first is {[*images, *masks][0]}"))
     choices.variables |= _places(found, args.data, folder)
     if "test_images" in choices.variables:
         choices.rows.append(("test set", f"{len(found.test.names)} images", "of tools/test_seg.py"))
     file = args.classes or find_class_list(args.data)
     classes = read_classes(file) if file else None
-    masks = [*found.train.mask_paths(found.names("train")), *found.val.mask_paths(found.names("val"))]
-    seen = survey_masks(masks)
+    seen = survey_masks([path for part in count for path in getattr(found, part).mask_paths(found.names(part))])
     names, ignore, why = number_mask_labels(seen, classes, args.ignore, args.labels_from_1, args.data)
+    why = "--labels-from-1" if args.labels_from_1 else why
     choices.variables |= {"classes": tuple(names), "ignore_index": ignore, "reduce_zero_label": args.labels_from_1}
     where = f"{file}" if file else "no list of names was found; --classes FILE"
     choices.rows.append(("classes", f"{len(names)}: {some(names, 4)}", where))
     choices.rows.append(("ignored", f"label {0 if args.labels_from_1 else ignore}", why))
     _choose_size(choices, found, args.size)
     batch = args.batch or min(BATCH, count["train"])
-    choices.choose("batch", f"{count['train'] / batch:.0f} steps an epoch", batch_size=batch)
+    choices.choose("batch", f"{counted(round(count['train'] / batch), 'step')} an epoch", batch_size=batch)
     iters = args.iters or min(max(EPOCHS * count["train"] // batch, LEAST_ITERS), MOST_ITERS)
     choices.choose("iterations", f"{iters * batch / count['train']:.3g} epochs", max_iters=iters)
     choices.variables |= {
@@ -97,6 +106,16 @@ def choose_segmentor(args: argparse.Namespace, folder: Path) -> Choices:
     return choices
 
 
+def _check_exact(found: FoundMasks, root: Path) -> None:
+    """Raises for masks in JPEG files: near the edges their labels are others than were saved."""
+    for pair in (found.train, found.val):
+        if pair.mask_suffix.lower().endswith((".jpg", ".jpeg")):
+            raise ValueError(
+                f"{pair.masks} holds masks as JPEG, which changes labels near edges. Take the PNG files they were made "
+                f"from; or python tools/prepare_seg.py --data {root} --classes FILE --rest nearest --out DIR"
+            )
+
+
 def _check_pairs(found: FoundMasks) -> None:
     """Raises for images without a mask where folders tell what belongs together, and for listed names without files."""
     for part in ("train", "val"):
@@ -105,6 +124,11 @@ def _check_pairs(found: FoundMasks) -> None:
             raise ValueError(
                 f"{len(pair.lone_images)} images in {pair.images} have no mask ending with {pair.mask_suffix!r} in "
                 f"{pair.masks}; the first is {pair.lone_images[0]}"
+            )
+        if pair.lone_masks and found.lists is None:
+            raise ValueError(
+                f"{len(pair.lone_masks)} masks in {pair.masks} have no image ending with {pair.img_suffix!r} in "
+                f"{pair.images}; the first is {pair.lone_masks[0]}"
             )
         missing = sorted(set(found.names(part)) - set(pair.names))
         if missing:
@@ -152,7 +176,9 @@ def number_mask_labels(
     if seen.colours or (classes and not classes.plain):
         what = "the masks hold colours" if seen.colours else "the list gives classes other labels than 0, 1, 2, ..."
         raise ValueError(f"{what}: {advice}")
-    ignore = classes.ignore if ignore is None and classes and isinstance(classes.ignore, int) else ignore
+    said = "the usual value" if ignore is None else "--ignore"
+    if ignore is None and classes and isinstance(classes.ignore, int):
+        ignore, said = classes.ignore, "as the list of classes says"
     present = [label - 1 for label in seen.labels if label > 0] if from_1 else list(seen.labels)
     present = [label for label in present if label != (USUAL_IGNORE if ignore is None else ignore)]
     if seen.labels == [0, USUAL_IGNORE] and ignore is None:
@@ -160,8 +186,8 @@ def number_mask_labels(
     if classes is None:
         if not present or max(present) >= 2 * len(present) + 1:
             raise ValueError(f"the masks hold the labels {_list(seen.labels)}, which do not count from 0 on: {advice}")
-        names, why = [f"class {number}" for number in range(max(present) + 1)], "the usual value"
-        return names, USUAL_IGNORE if ignore is None else ignore, why if ignore is None else "as said"
+        names = [f"class {number}" for number in range(max(present) + 1)]
+        return names, USUAL_IGNORE if ignore is None else ignore, said
     extra = [label for label in present if label >= len(classes.names)]
     if ignore is None and len(extra) == 1 and not from_1:
         hint = ", unless labels start at 1 (--labels-from-1)" if extra[0] == len(classes.names) else ""
@@ -172,7 +198,7 @@ def number_mask_labels(
             f"{seen.example[label + from_1]}: label {label + from_1}, but there are {len(classes.names)} names of "
             f"classes (labels {_list(seen.labels)}); name them all, or {advice}"
         )
-    return classes.names, USUAL_IGNORE if ignore is None else ignore, "the usual value" if ignore is None else "as said"
+    return classes.names, USUAL_IGNORE if ignore is None else ignore, said
 
 
 def _list(labels: list) -> str:
@@ -200,7 +226,7 @@ def prepare_seg(argv: Sequence[str] | None = None) -> int:
     help_ignore = "numbers or R,G,B of pixels that do not count; beside classes called void, unlabelled or ignore"
     parser.add_argument("--ignore", nargs="+", default=[], type=parse_label, metavar="LABEL", help=help_ignore)
     parser.add_argument("--rest", choices=("error", "ignore", "nearest"), default="error",
-                        help="what is in no list: an error, ignored, or the nearest colour of the list")  # fmt: skip
+                        help="what is in no list: an error, ignored, or the nearest label of the list")  # fmt: skip
     return run_command("prepare_seg", lambda: _prepare(parser.parse_args(argv)))
 
 
@@ -219,7 +245,7 @@ def _prepare(args: argparse.Namespace) -> int:
     paths = _all_masks(found)
     file = args.classes or find_class_list(args.data)
     classes = read_classes(file) if file else None
-    seen = survey_masks(paths, None)
+    seen = survey_masks(paths, None, MOST_BLURRED if args.rest == "nearest" else MOST_VALUES)
     chosen, ignored = _choose_classes(seen, classes, args.ignore)
     table = number_everything(seen, chosen, ignored, args.rest)
     print(render_table(("in the masks", "share of pixels", "class", "name"), _rows(seen, table, chosen)))
@@ -232,16 +258,24 @@ def _prepare(args: argparse.Namespace) -> int:
 
 
 def _all_masks(found: FoundMasks) -> list[Path]:
+    return [path for pair in _pairs(found) for path in pair.mask_paths()]
+
+
+def _pairs(found: FoundMasks) -> list[Pairs]:
     pairs = [found.train] if found.train is found.val else [found.train, found.val]
-    return [path for pair in pairs for path in pair.mask_paths()]
+    return pairs + ([] if found.test is None else [found.test])
 
 
 def _choose_classes(seen: Survey, classes: ClassList | None, ignore: Sequence[Label]) -> tuple[ClassList, list]:
     """The classes, and the labels that do not count.
 
-    They are those of the list, without names that stand for "nothing"; or all that the masks hold, by number.
+    They are those of the list, without names that stand for "nothing"; or all that the masks hold, by number, without
+    those of `ignore`, or without 255 where it stands for "nothing".
     """
     if classes is None:
+        # 255 beside several others stands for "nothing", as in VOC; beside one other it is the object.
+        void = [USUAL_IGNORE] if USUAL_IGNORE in seen.labels and len(seen.labels) > 2 else []
+        ignore = [*ignore, *void]
         labels = [label for label in seen.labels if label not in ignore]
         return ClassList([f"class {number}" for number in range(len(labels))], labels), list(ignore)
     labels = list(classes.labels or range(len(classes.names)))
@@ -282,36 +316,43 @@ def number_everything(seen: Survey, classes: ClassList, ignore: Sequence[Label],
 
 def _nearest(label: Label, classes: ClassList) -> int:
     if not isinstance(label, tuple):
-        raise ValueError("--rest nearest is for masks of colours; numbers are near to nothing")
-    distances = [sum((a - b) ** 2 for a, b in zip(label, other, strict=True)) for other in classes.labels]
+        distances = [abs(label - other) for other in classes.labels]
+    else:
+        distances = [sum((a - b) ** 2 for a, b in zip(label, other, strict=True)) for other in classes.labels]
     return distances.index(min(distances))
 
 
 def _rows(seen: Survey, table: dict[Label, int], classes: ClassList) -> list[tuple[str, str, str, str]]:
     total = sum(seen.pixels.values())
     rows = []
-    for label in sorted(table, key=lambda label: (table[label], label)):
-        number = table[label]
+    groups: dict[int, list[Label]] = {}
+    for label in sorted(table, key=lambda label: (table[label], -seen.pixels[label])):
+        groups.setdefault(table[label], []).append(label)
+    for number, labels in groups.items():
         name = "ignored" if number == IGNORED else classes.names[number]
-        rows.append((str(label), f"{100 * seen.pixels[label] / total:.2f} %", str(number), name))
+        for label in labels[:MOST_ROWS]:
+            rows.append((str(label), f"{100 * seen.pixels[label] / total:.2f} %", str(number), name))
+        if rest := labels[MOST_ROWS:]:
+            share = 100 * sum(seen.pixels[label] for label in rest) / total
+            rows.append((f"{len(rest)} others", f"{share:.2f} %", str(number), name))
     return rows
 
 
 def convert_masks(found: FoundMasks, table: dict[Label, int], classes: ClassList, out: Path) -> None:
-    """Writes images/{train,val}, masks/{train,val} (PNG files with a palette) and classes.json."""
+    """Writes images/{train,val}, masks/{train,val} (PNG files with a palette) and classes.json; and a `test` part."""
     lookup = {_number(label): value for label, value in table.items()}
     known = np.array(sorted(lookup))
     values = np.array([lookup[number] for number in known], dtype=np.uint8)
     palette = np.zeros((256, 3), np.uint8)
     palette[: len(classes.names)] = class_colours(len(classes.names))
     palette[IGNORED] = 255
-    count = sum(len(found.names(part)) for part in ("train", "val"))
-    with progress_bar(count, "writing") as advance:
-        for part in ("train", "val"):
+    names = {part: found.names(part) for part in ("train", "val")} | ({"test": found.test.names} if found.test else {})
+    with progress_bar(sum(map(len, names.values())), "writing") as advance:
+        for part in names:
             pair = getattr(found, part)
             images, masks = out / "images" / part, out / "masks" / part
             images.mkdir(parents=True), masks.mkdir(parents=True)
-            for name in found.names(part):
+            for name in names[part]:
                 shutil.copy2(pair.images / f"{name}{pair.img_suffix}", images)
                 mask = read_mask(pair.masks / f"{name}{pair.mask_suffix}")
                 picture = Image.fromarray(values[np.searchsorted(known, pack_colours(mask))])
