@@ -128,10 +128,11 @@ def load_pretrained(
     share = len(set(matched) & set(needed)) / len(needed)
     seen = identify(state_dict)
     if share < LEAST_MATCH or len(matched) < len(present) or (seen is not None and seen.form != "training"):
+        reason = explain_mismatch(backbone, state_dict)
         raise CheckpointError(
             f"{path}: {len(matched)} of the backbone's {len(own)} tensors match; {LEAST_MATCH:.0%} must, and none "
             f"may be of another shape{_first_odd(present, matched, state_dict, own)}. "
-            f"{explain_mismatch(backbone, state_dict)}{_arch_to_set(seen)}"
+            f"{reason}{_settings(seen, reason)}"
         )
     interpolated = {key for key in own if resize_tables and key.endswith("local_table")}  # from zero, where missing
     fresh = {k: v for k, v in backbone.state_dict().items() if k not in matched and k not in interpolated}
@@ -146,9 +147,12 @@ def _first_odd(present: list[str], matched: list[str], given: dict[str, Tensor],
     return f" ({key} is {tuple(given[key].shape)} in the file and {tuple(own[key].shape)} in the backbone)"
 
 
-def _arch_to_set(seen: Signature | None) -> str:
+def _settings(seen: Signature | None, reason: str) -> str:
+    """What to set in a configuration, where one of two things would help."""
     names = seen.names() if seen is not None and seen.form == "training" else []
-    return f"\nIn a configuration: model.backbone.arch={names[0]!r}." if names else ""
+    ways = [f"model.backbone.arch={names[0]!r}"] if names else []
+    ways += ["model.backbone.init_cfg.resize_tables=True"] if "resize_tables=True" in reason else []
+    return f"\nIn a configuration: {', or '.join(ways)}." if ways else ""
 
 
 def read_weights(path: Path, prefix: str | None) -> dict[str, Tensor]:
