@@ -111,7 +111,8 @@ def test_weights_in_the_folder_describe_themselves(tmp_path, monkeypatch):
 def test_measured_rows_are_read_from_the_result_pages(tmp_path):
     table = "| model | mean |\n| --- | ---: |\n| wbmm_a | 98.61 |\n| `wbmm_t` | 99.00 |\n"
     other = "| row | mean |\n| --- | --- |\n| wbmm_a | 1 |\n"
-    (tmp_path / "x.md").write_text(f"# x\n\n{table}\nMeasured: here, today.\n\n{other}")
+    again = "| model | mean |\n| --- | ---: |\n| wbmm_a | 12.00 |\n"
+    (tmp_path / "x.md").write_text(f"# x\n\n{table}\nMeasured: here, today.\n\n{other}\n{again}\nMeasured: there.\n")
     rows = [(result.model, result.row["mean"], result.measured) for result in read_results(tmp_path)]
     assert rows == [("wbmm_a", "98.61", "Measured: here, today."), ("wbmm_t", "99.00", "Measured: here, today.")]
 

@@ -189,10 +189,12 @@ class RunResult:
 def read_results(folder: Path) -> Iterator[RunResult]:
     """The rows of the result tables in `folder`: first column `model`, as `tools/compare.py` writes them, or `run`.
 
-    A run of `tools/dense_report.py` is named after its backbone, `wbmm-a-dense_HEADS`. Only its checkpoint counts.
+    A run of `tools/dense_report.py` is named after its backbone, `wbmm-a-dense_HEADS`. Only its checkpoint counts. Of
+    the tables on a page whose first column is `model`, the first counts.
     """
     for path in sorted(folder.glob("*.md")):
         headers, lines = None, path.read_text(encoding="utf-8").splitlines()
+        seen = set()
         for line in lines:
             cells = [cell.strip() for cell in line.strip("| ").split(" | ")] if line.startswith("| ") else None
             if cells is None:
@@ -200,6 +202,9 @@ def read_results(folder: Path) -> Iterator[RunResult]:
             elif headers is None:
                 headers = cells
             elif headers[0] == "model" and not set(line) <= set("|-: "):
+                if cells[0] in seen:
+                    continue
+                seen.add(cells[0])
                 row = dict(zip(headers[1:], cells[1:], strict=True))
                 yield RunResult(path.stem, cells[0].strip("`"), row, _measured_line(lines, cells[0]))
             elif headers[0] == "run" and SCORES.keys() & headers and not set(line) <= set("|-: "):
