@@ -83,6 +83,17 @@ def test_the_loss_falls(trained):
     assert not list(folder.glob(".*"))  # no temporary file
 
 
+def test_a_warm_up_of_one_step_is_no_warm_up(config, tmp_path, watched):
+    """With it, mmengine trains at the warm-up's first rate to the end."""
+    before = len(watched)
+    options = ["--cfg-options", "train_cfg.max_iters=3", "param_scheduler.1.end=3", "param_scheduler.1.begin=2"]
+    warm = [*options, "param_scheduler.0.end=2"]
+    assert train_tool("seg", [str(config), "--work-dir", str(tmp_path / "a"), *warm]) == 0
+    assert train_tool("seg", [str(config), "--work-dir", str(tmp_path / "b"), *options]) == 0
+    rates = [rates[-1] for _, _, rates, _ in watched[before:]]
+    assert rates == pytest.approx([5e-4, 5e-3, 5e-3] + [5e-3] * 3)
+
+
 def test_the_gradient_applied_is_bounded(config, tmp_path, monkeypatch):
     applied, step = [], torch.optim.AdamW.step
 

@@ -144,8 +144,7 @@ def run_training(extra: str, args: argparse.Namespace) -> Runner:
 
 
 def _train(cfg: Config, extra: str, args: argparse.Namespace) -> Runner:
-    _check_schedule(cfg)
-    texts = [prepare_resume(cfg, args.resume), _precision_line(args.precision)]
+    texts = [_check_schedule(cfg), prepare_resume(cfg, args.resume), _precision_line(args.precision)]
     if cfg.get("load_from") and not cfg.resume:
         check_load_from(cfg.load_from)
     if args.amp:
@@ -166,16 +165,30 @@ def _train(cfg: Config, extra: str, args: argparse.Namespace) -> Runner:
     return runner
 
 
-def _check_schedule(cfg: Config) -> None:
-    """Raises for a part of the schedule that ends before it begins, as a warm-up longer than training makes it."""
+def _check_schedule(cfg: Config) -> str | None:
+    """Raises for a part of the schedule that ends before it begins, as a warm-up longer than training makes it.
+
+    A warm-up of one step is left out, and said so: mmengine would never leave its first rate.
+    """
     schedule = cfg.get("param_scheduler") or []
-    for step in schedule if isinstance(schedule, list) else [schedule]:
+    schedule = schedule if isinstance(schedule, list) else [schedule]
+    for step in schedule:
         begin, end = step.get("begin", 0), step.get("end")
         if end is not None and end <= begin:
             raise ValueError(
                 f"{step.type} of param_scheduler begins at {begin} and ends at {end}: make training longer, or the "
                 "warm-up before it shorter"
             )
+    kept = [step for step in schedule if not _lasts_one_step(step)]
+    if len(kept) == len(schedule):
+        return None
+    cfg.param_scheduler = kept
+    return "a warm-up of one step is left out: with it, mmengine would stay at its first learning rate"
+
+
+def _lasts_one_step(step: dict) -> bool:
+    last = step.get("end") is not None and step.end - step.get("begin", 0) == 1
+    return step.type == "LinearLR" and last and not step.get("convert_to_iter_based")
 
 
 def _too_large(cfg: Config) -> str:
