@@ -103,15 +103,28 @@ class FusedWindowAttention2d(WindowLayer):
         (wh, ww), heads = self.window, self.dim // self.head_dim
         batch, _, height, width = x.shape
         nh, nw = grid_size(height, width, self.window)
-        x = pad_to_windows(x, self.window, self.padding_mode).permute(0, 2, 3, 1)
-        x = x.reshape(batch, nh, wh, nw, ww, self.dim).permute(0, 1, 3, 2, 4, 5)
-        qkv = self.qkv(x.reshape(batch * nh * nw, wh * ww, self.dim))
-        qkv = qkv.reshape(batch * nh * nw, wh * ww, 3, heads, self.head_dim).permute(2, 0, 3, 1, 4)
+        x = self._padded_qkv(x).permute(0, 2, 3, 1).reshape(batch, nh, wh, nw, ww, 3, heads, self.head_dim)
+        qkv = x.permute(5, 0, 1, 3, 6, 2, 4, 7).reshape(3, batch * nh * nw, heads, wh * ww, self.head_dim)
         bias = self.matrix()[None].to(qkv.dtype)
         x = F.scaled_dot_product_attention(qkv[0], qkv[1], qkv[2], attn_mask=bias)
-        x = self.proj(x.transpose(1, 2).reshape(batch * nh * nw, wh * ww, self.dim))
-        x = x.reshape(batch, nh, nw, wh, ww, self.dim).permute(0, 1, 3, 2, 4, 5)
-        return crop(x.reshape(batch, nh * wh, nw * ww, self.dim).permute(0, 3, 1, 2), height, width)
+        x = x.reshape(batch, nh, nw, heads, wh, ww, self.head_dim).permute(0, 3, 6, 1, 4, 2, 5)
+        x = crop(x.reshape(batch, self.dim, nh * wh, nw * ww), height, width)
+        return self.proj(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+
+    def _padded_qkv(self, x: Tensor) -> Tensor:
+        """Queries, keys and values of whole windows, `[B, 3C, H, W]`; the linear sees the map alone, not its padding.
+
+        What zeros become in the linear is the same at every position of the padding.
+        """
+        out = self.qkv(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
+        padded = pad_to_windows(out, self.window, self.padding_mode)
+        if self.padding_mode != "zeros":
+            return padded
+        if not torch.jit.is_scripting():  # noqa: SIM102  a script knows no `is`
+            if padded is out:
+                return padded
+        added = 1 - pad_to_windows(torch.ones_like(x[:, :1]), self.window)
+        return padded + added.to(out.dtype) * self.qkv(x.new_zeros(1, self.dim))[:, :, None, None]
 
 
 class WindowAttention2d(FusedWindowAttention2d):
