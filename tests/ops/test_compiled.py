@@ -1,6 +1,7 @@
 """What torch.compile sees in inference on a CPU: our two operators, with the outputs of the reference."""
 
 import copy
+import re
 
 import pytest
 import timm
@@ -27,9 +28,9 @@ def _exports(x):
 tells_apart = pytest.mark.skipif(_exports(torch.zeros(())).item() == 1, reason="this PyTorch calls compiling exporting")
 
 
-def fused(name="wbmm_a_dense"):
+def fused(name="wbmm_a_dense", **options):
     torch._dynamo.reset()
-    return wbmm.fuse(randomize(timm.create_model(name, **NARROW)).eval())
+    return wbmm.fuse(randomize(timm.create_model(name, **NARROW, **options)).eval())
 
 
 def operators_of(model, x):
@@ -69,13 +70,39 @@ def test_other_forms_and_layouts(name, layout):
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.heavy
-@pytest.mark.parametrize("dtype", compiled._types)
-def test_with_frozen_weights(dtype):
-    model, x = fused("wbmm_a").to(dtype), torch.randn(1, 3, 64, 64, dtype=dtype)
+@tells_apart
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("wbmm_a", torch.float32),
+        *(pytest.param("wbmm_a_hier", dtype, marks=pytest.mark.heavy) for dtype in compiled._types),
+    ],
+)
+def test_with_frozen_weights(name, dtype):
+    """Convolutions with packed weights; no linear but those of the gates and of the head."""
+    model, x = (
+        fused(name, depths=(1, 1, 2, 1), pattern=("D", "W", "WD", "W")).to(dtype),
+        torch.randn(2, 3, 60, 75, dtype=dtype),
+    )
     near = {"rtol": 1e-4, "atol": 1e-5} if dtype is torch.float32 else {"rtol": 0.05, "atol": 0.05}
     with torch.no_grad(), torch._inductor.config.patch(freezing=True):
-        torch.testing.assert_close(torch.compile(model, fullgraph=True)(x), model(x), **near)
+        out, (code,) = run_and_get_code(torch.compile(model, fullgraph=True), x)
+        torch.testing.assert_close(out, model(x), **near)
+    assert "torch.ops.wbmm" not in code
+    kinds = (torch.nn.Conv2d, wbmm.layers.FusedBlock)
+    convolutions, blocks = (sum(isinstance(module, kind) for module in model.modules()) for kind in kinds)
+    windows = sum(len(module.tables()) for module in model.modules() if hasattr(module, "tables"))
+    calls = len(re.findall(r"_convolution_pointwise(?:\.default|_?\.binary)\(", code))
+    assert calls == convolutions + 2 * blocks + windows
+
+
+@tells_apart
+def test_small_windows_stay_products_when_frozen():
+    model, x = fused(window_size=3), torch.randn(1, 3, 32, 32)
+    with torch._inductor.config.patch(freezing=True):
+        names = operators_of(model, x)
+    assert names
+    assert all("windowed" in name for name in names)
 
 
 def test_another_batch_size_is_compiled_at_most_once_more():

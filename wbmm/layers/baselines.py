@@ -13,7 +13,7 @@ from torch import Tensor
 
 from wbmm.ops import num_offsets, pad_to_windows, to_window
 from wbmm.ops.modules import WindowLayer
-from wbmm.ops.windows import crop, grid_size, is_channels_last
+from wbmm.ops.windows import crop, grid_size, is_channels_last, zeros_added
 
 from .depthwise import DepthwiseConv2d, FusedDepthwiseConv2d
 from .mixers import CompactMixer, FusedWBMM2d, WBMM2d, batch_norm_affine
@@ -118,12 +118,9 @@ class FusedWindowAttention2d(WindowLayer):
         """
         out = self.qkv(x.permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
         padded = pad_to_windows(out, self.window, self.padding_mode)
-        if self.padding_mode != "zeros":
+        added = zeros_added(x, self.window, self.padding_mode)
+        if added is None:
             return padded
-        if not torch.jit.is_scripting():  # noqa: SIM102  a script knows no `is`
-            if padded is out:
-                return padded
-        added = 1 - pad_to_windows(torch.ones_like(x[:, :1]), self.window)
         return padded + added.to(out.dtype) * self.qkv(x.new_zeros(1, self.dim))[:, :, None, None]
 
 

@@ -1,21 +1,31 @@
-"""What `torch.compile` sees in inference on a CPU: two operators of our own that run the backend `onednn`.
+"""What `torch.compile` sees in inference on a CPU, where the reference would be slower than eager execution.
 
-Compiled from the reference, a fused model is slower than in eager execution: PyTorch's compiler multiplies float32 by
-MKL and writes the wide hidden layer out between kernels. As one operator each, the windowed product and the
-feed-forward part keep their packed weights and cache-sized blocks, and the compiler fuses what stands between them.
+- With frozen weights (`wbmm.optimize`, or `torch._inductor.config.freezing`): convolutions. Linears are 1x1 ones and
+  windows are convolved one by one. The compiler packs their weights for oneDNN, and merges what stands between them.
+  Linears it would multiply by MKL.
+- Otherwise it would pack weights at every call. It gets two operators of our own, which run the backend `onednn`: the
+  windowed product and the feed-forward part, with packed weights and cache-sized blocks.
+
 There is no graph break, and no new compilation for another batch size. PyTorch 2.9 cannot tell compiling from exporting
 here and gets the reference.
 
 An operator of PyTorch takes tensors and numbers, no Python object, so a layer's `Kept` goes by its number.
 """
 
+from functools import partial
+
 import torch
+import torch._inductor.config
+import torch.nn.functional as F
 from torch import Tensor
 
+from . import reference
 from .backends.onednn import OneDNN
 from .backends.onednn.linear import computes
+from .backends.onednn.windowed import convolve_whole, is_convolvable, kernel_size
 from .kept import Kept, find_kept
-from .tables import Window
+from .tables import Window, scales_of
+from .windows import crop, pad_to_windows
 
 __all__ = ["compiler_takes", "gated_ffn", "windowed"]
 
@@ -47,16 +57,47 @@ def compiler_takes(x: Tensor, weight: Tensor, kept: Kept | None) -> bool:
     )
 
 
+@torch.compiler.assume_constant_result
+def _freezes() -> bool:
+    return torch._inductor.config.freezing
+
+
+@torch.compiler.assume_constant_result
+def _kernel_width(side: int, dtype: torch.dtype) -> int:
+    """Of the kernel of a window; 0 if the window is faster multiplied. The profile is no part of a graph."""
+    return kernel_size((side, side), dtype)[1] if is_convolvable((side, side), dtype) else 0
+
+
 def windowed(
     x: Tensor, tables: list[Tensor], window: Window, bias: Tensor | None, shortcuts: int, padding_mode: str, kept: Kept
 ) -> Tensor:
     """As `reference.windowed`."""
-    return torch.ops.wbmm.windowed(x, tables, list(window), bias, shortcuts, padding_mode, kept.number)
+    scales = scales_of(len(tables), window)
+    if not _freezes() or not all(_kernel_width(min(scale), x.dtype) for scale in scales):
+        return torch.ops.wbmm.windowed(x, tables, list(window), bias, shortcuts, padding_mode, kept.number)
+    padded = pad_to_windows(x, window, padding_mode)
+    out = shortcuts * padded if shortcuts else None
+    for table, scale in zip(tables, scales, strict=True):
+        kernel = table.view(-1, 1, 2 * scale[0] - 1, 2 * scale[1] - 1)
+        margin = max(0, _kernel_width(scale[1], x.dtype) - kernel.shape[3]) // 2
+        part = convolve_whole(padded, F.pad(kernel, (margin, margin)), scale, bias)
+        out, bias = part if out is None else out + part, None
+    return crop(out, *x.shape[-2:])
 
 
 def gated_ffn(x: Tensor, gate: Tensor | None, shortcut: Tensor | None, weights: tuple, kept: Kept) -> Tensor:
     """As `reference.gated_ffn` without norm and scale; the weights are w1, b1, gamma, eps, w2, b2."""
-    return torch.ops.wbmm.gated_ffn(x, gate, shortcut, *weights, kept.number)
+    if not _freezes():
+        return torch.ops.wbmm.gated_ffn(x, gate, shortcut, *weights, kept.number)
+    w1, b1, gamma, eps, w2, b2 = weights
+    fc1, fc2 = partial(_pointwise, weight=w1, bias=b1), partial(_pointwise, weight=w2, bias=b2)
+    grn = partial(reference.grn, gamma=gamma, beta=None, eps=eps)
+    return reference.gated_ffn(x, fc1, grn, fc2, gate, shortcut=shortcut)
+
+
+def _pointwise(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear on `[B, H, W, C]`, as a convolution."""
+    return reference.to_rows(F.conv2d(reference.from_rows(rows), weight[:, :, None, None], bias), None)
 
 
 @torch.library.impl("wbmm::windowed", "cpu")

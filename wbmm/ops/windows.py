@@ -60,6 +60,15 @@ def pad_to_windows(x: Tensor, window: Window, mode: str = "zeros") -> Tensor:
     return F.pad(x, [0, right, 0, bottom], mode=mode)
 
 
+def zeros_added(x: Tensor, window: Window, mode: str = "zeros") -> Tensor | None:
+    """Where `pad_to_windows` adds zeros to a map: `[1, 1, nh*wh, nw*ww]`, 1 there and 0 elsewhere; None if nowhere."""
+    ones = torch.ones_like(x[:1, :1])
+    padded = pad_to_windows(ones, window, mode)
+    if mode != "zeros" or (is_eager(x) and padded.shape == ones.shape):
+        return None
+    return 1 - padded
+
+
 def _check_reflection(size: tuple[int, int], missing: tuple[int, int], window: Window) -> None:
     """An error where a map is too small to be mirrored."""
     if not isinstance(size[0], int) or (missing[0] < size[0] and missing[1] < size[1]):

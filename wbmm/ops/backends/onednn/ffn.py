@@ -211,7 +211,7 @@ class _BlockedFeedForward(torch.autograd.Function):
             torch.ops.aten.gelu_backward.grad_input(d, h, grad_input=d)
             db1 += _flat(d).sum(0)
             if dw1 is not None:
-                _add_product(dw1, _flat(d).t(), _flat(x[part] * gate[part, None]))
+                dw1 += _product_over_rows(_flat(d), _flat(x[part] * gate[part, None]))
             if dx is None and dgate is None:
                 continue
             dgated = linear(d, w1.t())
@@ -231,12 +231,11 @@ def _sum_type(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """`total += a @ b`, where the total may be of a wider type."""
-    if total.dtype == a.dtype:
-        total.addmm_(a, b)
-    else:
-        total += a @ b
+def _product_over_rows(a: Tensor, b: Tensor) -> Tensor:
+    """`a.T @ b` of `[N, A]` and `[N, B]`, a weight's gradient. With the narrow one first oneDNN is faster."""
+    if a.shape[1] > b.shape[1]:
+        return linear(b.t(), a.t()).t()
+    return linear(a.t(), b.t())
 
 
 def _second_product(g: Tensor, u: Tensor, scale: Tensor, w2: Tensor, dw2: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -252,7 +251,7 @@ def _second_product(g: Tensor, u: Tensor, scale: Tensor, w2: Tensor, dw2: Tensor
     if u.shape[1] < w2.shape[0]:
         scratch = u * factor
         if dw2 is not None:
-            _add_product(dw2, _flat(g).t(), _flat(scratch))
+            dw2 += _product_over_rows(_flat(g), _flat(scratch))
         dscale = torch.mul(d, u, out=scratch).sum(1, dtype=scale.dtype)
     else:
         q = torch.bmm(u.transpose(1, 2), g).to(scale.dtype)

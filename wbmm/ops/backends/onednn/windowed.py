@@ -31,6 +31,7 @@ from wbmm.ops.windows import (
 from .linear import takes_onednn
 
 __all__ = [
+    "convolve_whole",
     "is_convolvable",
     "kernel_size",
     "pack_conv",
@@ -127,9 +128,18 @@ def _convolve(x: Tensor, kernel: Tensor, window: Window, bias: Tensor | None, pa
         kernel = _middle(
             _middle(kernel, 2, h - 1), 3, max(w - 1, min(thresholds(x.dtype).least_width, kernel.shape[3]) // 2)
         )
-        padding, *_, groups = _geometry(kernel)
-        out = F.conv2d(windows, kernel, bias, padding=padding, groups=groups)
+        out = _conv2d(windows, kernel, bias)
     return merge_batch(out, x.shape, (h, w))
+
+
+def convolve_whole(x: Tensor, kernel: Tensor, window: Window, bias: Tensor | None) -> Tensor:
+    """Convolve each window of a map of whole windows by itself: without a branch on sizes, for a compiler."""
+    return merge_batch(_conv2d(partition_batch(x, window), kernel, bias), x.shape, window)
+
+
+def _conv2d(windows: Tensor, kernel: Tensor, bias: Tensor | None) -> Tensor:
+    padding, *_, groups = _geometry(kernel)
+    return F.conv2d(windows, kernel, bias, padding=padding, groups=groups)
 
 
 def _geometry(kernel: Tensor) -> tuple[list[int], list[int], list[int], int]:
