@@ -6,8 +6,9 @@
 - Otherwise it would pack weights at every call. It gets two operators of our own, which run the backend `onednn`: the
   windowed product and the feed-forward part, with packed weights and cache-sized blocks.
 
-There is no graph break, and no new compilation for another batch size. PyTorch 2.9 cannot tell compiling from exporting
-here and gets the reference.
+There is no graph break. For other batch sizes a model is compiled once more, and with convolutions again from 16 images
+or windows on: PyTorch chooses their implementation by that number. PyTorch 2.9 cannot tell compiling from exporting and
+gets the reference.
 
 An operator of PyTorch takes tensors and numbers, no Python object, so a layer's `Kept` goes by its number.
 """
