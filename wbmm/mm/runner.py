@@ -28,7 +28,7 @@ from wbmm.machine import PRECISIONS, describe_precision, machine_facts, set_prec
 
 from .check_data import check_detection_data, check_segmentation_data, follow_ignore_index
 from .exported import ExportedDetector, ExportedSegmentor
-from .loading import check_fits, check_load_from, prepare_resume, use_safe_reader
+from .loading import check_channels, check_fits, check_load_from, prepare_resume, use_safe_reader
 from .networks import READ_KEYS, build_mm_model, load_mm_config, prepare_device, settings_explained
 from .register import MosaicHook
 
@@ -152,8 +152,10 @@ def _train(cfg: Config, extra: str, args: argparse.Namespace) -> Runner:
     track(cfg, args.track)
     texts += [_PREPARE[extra](cfg, args.check_all), prepare_device(cfg)]
     runner = MMRunner.from_cfg(cfg)
+    model = getattr(runner.model, "module", runner.model)
+    check_channels(model)
     if cfg.get("load_from"):
-        check_fits(getattr(runner.model, "module", runner.model), cfg.load_from, cfg.resume)
+        check_fits(model, cfg.load_from, cfg.resume)
     for text in filter(None, texts):
         print_log(text, logger="current")
     try:

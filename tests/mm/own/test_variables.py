@@ -78,6 +78,29 @@ def test_names_that_nothing_reads(tmp_path):
         load_mm_config(CONFIGS / "coco" / "wbmm-a_mask-rcnn_8xb2-1x_coco.py", {"seed": 1})
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": 640}, "scale is 640; expected two whole numbers, such as"),
+        ({"crop": (64, 0)}, "crop is .64, 0.; expected two whole numbers"),
+        ({"lr": "fast"}, "lr is 'fast'; expected a number from 0"),
+        ({"max_iters": "many"}, "max_iters is 'many'; expected a whole number from 1"),
+        ({"val_interval": 0}, "val_interval is 0; expected a whole number from 1"),
+        ({"workers": -1}, "workers is -1; expected a whole number from 0"),
+    ],
+)
+def test_values_of_another_kind(options, message):
+    with pytest.raises(ValueError, match=message):
+        load_mm_config("own/upernet", options)
+
+
+def test_lists_become_pairs():
+    """Without brackets --cfg-options gives lists, which RandomResize does not take."""
+    cfg = load_mm_config("own/upernet", {"scale": [640, 480], "crop": [64, 96]})
+    assert cfg.train_dataloader.dataset.pipeline[2].scale == (640, 480)
+    assert cfg.model.data_preprocessor.size == (64, 96)
+
+
 def test_one_class_without_its_comma():
     with pytest.raises(ValueError, match=r"classes is the text 'road': write a tuple of names, \('road',\) for one"):
         load_mm_config("own/upernet", {"classes": "road"})

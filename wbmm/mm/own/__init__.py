@@ -21,6 +21,7 @@ from wbmm.models.state import CheckpointError
 from wbmm.text import render_table
 from wbmm.zoo import load_zoo
 
+from ..backbone import timm_depths
 from ..tools import prepare_packages, train
 
 __all__ = ["Choices", "add_shared_arguments", "choose_start", "choose_workers", "train_on_own_data"]
@@ -95,6 +96,8 @@ def choose_start(choices: Choices, model: str, init: str | None, steps: int, lr:
     """The backbone, its weights, and the learning rate that fits a start from weights (True) or from scratch."""
     if model not in load_zoo() and not timm.is_model(model):
         raise ValueError(f"--model {model}: neither ours nor timm's; `wbmm list` shows ours")
+    if model not in load_zoo():
+        timm_depths(model)  # an error now, where it gives no maps of four stages
     choices.choose("backbone", f"--model, or the default {MODEL}", arch=model)
     source, why = init, "as given by --init"
     if init is None and model in load_zoo():
