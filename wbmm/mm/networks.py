@@ -11,6 +11,7 @@ import importlib
 import inspect
 import os
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -297,6 +298,12 @@ def settings_explained(cfg: Config) -> Iterator[None]:
     """Inside, a setting that a class does not take, or a class that no registry knows, is a `ValueError`."""
     try:
         yield
+    except AssertionError as error:  # how the classes of mmseg and mmdet check their settings
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        if last.name != "__init__":
+            raise
+        text = " ".join(str(error).split()) or last.line
+        raise ValueError(f"{cfg.filename}: {Path(last.filename).stem} does not take its settings: {text}") from error
     except (TypeError, KeyError) as error:
         text = " ".join(str(error.args[0]).split()) if error.args else ""
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", text)

@@ -8,7 +8,7 @@ pytest.importorskip("mmseg")
 
 from mmengine.config import Config
 
-from wbmm.mm.networks import build_mm_model, load_mm_config
+from wbmm.mm.networks import build_mm_model, load_mm_config, settings_explained
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -92,6 +92,14 @@ def test_names_that_nothing_reads(tmp_path):
 def test_values_of_another_kind(options, message):
     with pytest.raises(ValueError, match=message):
         load_mm_config("own/upernet", options)
+
+
+def test_what_a_class_asserts_of_its_settings():
+    pytest.importorskip("mmdet")
+    cfg = load_mm_config("own/mask_rcnn", {"arch": "wbmm_a", "model.neck.in_channels": (40, 80, 160, 320)})
+    message = r"mask_rcnn\.py: fpn does not take its settings: assert isinstance\(in_channels, list\)"
+    with pytest.raises(ValueError, match=message), settings_explained(cfg):
+        build_mm_model(cfg, "mmdet")
 
 
 def test_lists_become_pairs():
