@@ -357,6 +357,12 @@ class TestErrors:
         options = ["--cfg-options", "train_cfg.max_iters=0"]
         assert train_tool("seg", [str(config), "--work-dir", str(tmp_path / "b"), *options]) == 0
         self.fails(capsys, config, tmp_path / "a", "ADE_0001.jpg is no readable image", "--check-all")
+        for file in list(cut.parent.iterdir())[:4]:
+            file.write_text("no picture")
+        whole = cut.parent / "ADE_0000.jpg"
+        shutil.copy(data / "images" / "training" / whole.name, whole)
+        message = "cannot be loaded: --check-all reads all of them before training, and names it"
+        self.fails(capsys, config, tmp_path / "c", message)
 
     def test_heads_and_channels(self, config, tmp_path, capsys):
         options = ["--cfg-options", "model.auxiliary_head.num_classes=149"]
