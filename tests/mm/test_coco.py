@@ -3,13 +3,16 @@
 import json
 import zipfile
 
+import numpy as np
 import pytest
 from PIL import Image
 
 pytest.importorskip("pycocotools")
 
+from pycocotools import mask as rle
+
 from tests.mm.objects import CATEGORIES, write_objects
-from wbmm.mm.coco import check_annotations
+from wbmm.mm.coco import _uncompressed, check_annotations
 from wbmm.mm.prepare import prepare_coco
 
 CLASSES = tuple(CATEGORIES)
@@ -87,6 +90,22 @@ def test_the_whole_of_coco_is_expected_otherwise(root, capsys):
         (
             lambda c: c["annotations"][0].update(segmentation={"counts": [9], "size": [128, 128]}),
             "the counts of its run-length code do not add up to 128x128 pixels",
+        ),
+        (
+            lambda c: c["annotations"][0].update(segmentation={"counts": "zzz9~~}}", "size": [128, 128]}),
+            "the counts of its run-length code do not add up to 128x128 pixels",
+        ),
+        (
+            lambda c: c["annotations"][0].update(segmentation={"counts": 7, "size": [128, 128]}),
+            "the counts of its run-length code do not add up to 128x128 pixels",
+        ),
+        (
+            lambda c: c["annotations"][0].update(segmentation=[[1, 2, 3, "4", 5, 6]]),
+            "annotation 1 has a polygon with '4'; expected numbers",
+        ),
+        (
+            lambda c: c["annotations"][0].update(segmentation=[[1, 2, 3, float("nan"), 5, 6]]),
+            "annotation 1 has a polygon with nan; expected numbers",
         ),
         (lambda c: c["annotations"][0].pop("area"), "annotation 1 has the area None"),
         (lambda c: c["annotations"][0].pop("iscrowd"), "annotation 1 has iscrowd None"),
@@ -196,3 +215,15 @@ def test_archives(root, tmp_path, capsys):
         file.writestr("./", "")
         file.writestr("readme.txt", "x")
     assert "it is another archive" in check(tmp_path / "deep", capsys, "--archives", tmp_path / "other.zip")[1]
+
+
+def test_compressed_run_lengths_are_read_as_pycocotools_does():
+    generator = np.random.default_rng(0)
+    for height, width, share in ((1, 1, 1.0), (40, 30, 0.5), (40, 30, 0.0), (300, 400, 0.001), (700, 900, 0.999)):
+        mask = generator.random((height, width)) < share
+        code = rle.encode(np.asfortranarray(mask.astype(np.uint8)))
+        counts = _uncompressed(code["counts"].decode())
+        assert sum(counts) == height * width
+        assert sum(counts[1::2]) == mask.sum()
+        assert rle.frPyObjects({"size": [height, width], "counts": counts}, height, width) == code
+    assert _uncompressed("P") is None  # a group says that another follows

@@ -1,6 +1,10 @@
 """Colours that can be told apart, sheets of pictures, and imports that say nothing of what nobody asked for."""
 
+import subprocess
+import sys
+
 import numpy as np
+import pytest
 from PIL import Image
 
 from wbmm.mm import _import_quietly
@@ -31,3 +35,12 @@ def test_imports_are_quiet_about_onedl_alone(tmp_path, monkeypatch, capsys):
     monkeypatch.syspath_prepend(tmp_path)
     _import_quietly("noisy_module_of_a_test")
     assert capsys.readouterr().out == "hello\n"
+
+
+@pytest.mark.parametrize("extra", ["seg", "det"])
+def test_the_packages_are_imported_quietly(extra):
+    pytest.importorskip({"seg": "mmseg", "det": "mmdet"}[extra])
+    line = f"from wbmm.mm.tools import prepare_packages; prepare_packages({extra!r})"
+    done = subprocess.run([sys.executable, "-c", line], capture_output=True, text=True, check=True)
+    assert "OneDL" not in done.stdout + done.stderr
+    assert "faster_coco_eval" not in done.stdout + done.stderr

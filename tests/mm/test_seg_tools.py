@@ -280,6 +280,13 @@ class TestErrors:
         )
         Image.fromarray(np.zeros((8, 8), np.uint8)).save(label)
         self.fails(capsys, config, tmp_path / "a", "is 128x128, its annotation")
+        kept = {file: file.read_bytes() for file in label.parent.iterdir()}
+        for file in kept:
+            with Image.open(root / "images" / "training" / f"{file.stem}.jpg") as image:
+                Image.new("L", image.size).save(file)
+        self.fails(capsys, config, tmp_path / "a", "every pixel of the annotations in")
+        for file, contents in kept.items():
+            file.write_bytes(contents)
         Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(label)
         self.fails(capsys, config, tmp_path / "a", "one channel of labels; this one has the shape (8, 8, 3)")
         label.unlink()
@@ -350,12 +357,21 @@ class TestErrors:
         options = ["--cfg-options", "train_cfg.max_iters=0"]
         assert train_tool("seg", [str(config), "--work-dir", str(tmp_path / "b"), *options]) == 0
         self.fails(capsys, config, tmp_path / "a", "ADE_0001.jpg is no readable image", "--check-all")
+        for file in list(cut.parent.iterdir())[:4]:
+            file.write_text("no picture")
+        whole = cut.parent / "ADE_0000.jpg"
+        shutil.copy(data / "images" / "training" / whole.name, whole)
+        message = "cannot be loaded: --check-all reads all of them before training, and names it"
+        self.fails(capsys, config, tmp_path / "c", message)
 
     def test_heads_and_channels(self, config, tmp_path, capsys):
         options = ["--cfg-options", "model.auxiliary_head.num_classes=149"]
         self.fails(capsys, config, tmp_path / "a", "num_classes is 150 in UPerHead and 149 in FCNHead", *options)
         options = ["--cfg-options", "model.backbone.in_chans=1"]
         self.fails(capsys, config, tmp_path / "a", "in_chans is 1, but LoadImageFromFile gives 3 channels", *options)
+        options = ["--cfg-options", "model.decode_head.in_channels=(8,16,32,65)"]
+        message = "model.decode_head.in_channels is (8, 16, 32, 65), but the backbone gives [8, 16, 32, 64]"
+        self.fails(capsys, config, tmp_path / "a", message, *options)
 
     def test_settings_that_nothing_takes(self, trained, config, tmp_path, capsys):
         """They are mistakes in a configuration, not bugs of ours."""
@@ -406,6 +422,8 @@ class TestErrors:
         self.fails(capsys, config, tmp_path / "a", "--cfg-options cannot be applied", *options)
 
     def test_load_from(self, trained, config, tmp_path, capsys):
+        message = "load_from is nowhere.pth: there is no such file"
+        self.fails(capsys, config, tmp_path / "a", message, "--cfg-options", "load_from=nowhere.pth")
         contents = read_mm_checkpoint(trained[0] / f"iter_{ITERATIONS}.pth")
         torch.save(MMCheckpoint(contents).fuse()[0], tmp_path / "fused.pth")
         options = ["--cfg-options", f"load_from={tmp_path / 'fused.pth'}"]

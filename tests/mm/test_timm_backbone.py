@@ -233,8 +233,14 @@ def test_layer_decay(arch):
 
 
 def test_layer_decay_needs_stages_of_blocks():
-    with pytest.raises(ValueError, match="in stages of blocks; Model has none"):
-        layer_decay(Model("test_resnet"))
+    model = Model("test_resnet")
+    with pytest.raises(ValueError, match=r"decay_rate 0.9.* that of Model has none: set decay_rate to 1"):
+        layer_decay(model)
+    found = layer_decay(model, rate=1.0)
+    assert len(found) == len(list(model.parameters()))
+    assert {group["lr"] for group in found.values()} == {1.0}
+    assert found["head.weight"]["weight_decay"] == 0.05
+    assert found["backbone.norm0.weight"]["weight_decay"] == 0
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ a module of the first kind only inside a function, after `require`.
 import contextlib
 import importlib
 import io
+import warnings
 
 from wbmm.extras import install_extra
 
@@ -20,6 +21,7 @@ MMCV_HELP = (
     "pip install --no-build-isolation --force-reinstall --no-deps onedl-mmcv (docs/install.md)"
 )
 _MODULES = {"seg": ("mmengine", "mmcv", "mmseg"), "det": ("mmengine", "mmcv", "mmdet")}
+_NOISY = {"seg": ("mmseg.datasets",), "det": ("mmdet.datasets", "mmdet.evaluation")}
 _TASKS = {"seg": "segmentation", "det": "detection"}
 
 
@@ -32,18 +34,19 @@ def require(extra: str) -> None:
             advice = install_extra(extra)
             advice = f"{MMCV_HELP}, then {advice}" if name == "mmcv" else advice
             raise ImportError(f"{_TASKS[extra]} needs {name}, which cannot be imported ({error}): {advice}") from None
-    if extra == "seg":
-        _import_quietly("mmseg.datasets")
     if extra == "det":
         usable, detail = check_mmcv_ops()
         if not usable:
             raise ImportError(f"detection needs mmcv's operators: {detail}")
+    for name in _NOISY[extra]:
+        _import_quietly(name)
 
 
 def _import_quietly(name: str) -> None:
-    """Imports a module that prints about optional parts ("Could not import OneDL") on the way; the rest is shown."""
+    """Imports a module that tells of optional packages (OneDL, faster-coco-eval) on the way; the rest is shown."""
     said = io.StringIO()
-    with contextlib.redirect_stdout(said):
+    with contextlib.redirect_stdout(said), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "faster_coco_eval is not installed")
         importlib.import_module(name)
     lines = [line for line in said.getvalue().splitlines() if "OneDL" not in line]
     print(*lines, sep="\n", end="\n" if lines else "")

@@ -27,6 +27,7 @@ __all__ = [
     "load_timm_weights",
     "spread_biases",
     "timm_channels",
+    "timm_depths",
 ]
 
 
@@ -305,6 +306,12 @@ def _create_features(arch: str, out_indices: tuple[int, ...], args: dict) -> nn.
 def timm_channels(arch: str) -> list[int]:
     """Channels of the four maps of a model of timm's."""
     return list(_create_features(arch, tuple(range(len(STRIDES))), {}).feature_info.channels())
+
+
+def timm_depths(arch: str) -> tuple[int, ...] | None:
+    """`TimmBackbone.depths` of a model of timm's; a `ValueError` for a model that cannot be a backbone."""
+    with torch.device("meta"):
+        return TimmBackbone(arch).depths
 
 
 def _up_to(body: nn.Module, frozen_stages: int, built: int) -> list[str]:

@@ -161,8 +161,10 @@ def _check_segmentation_set(config: dict, num_classes: int, own_folder: bool, ev
         )
     if own_folder and not os.path.isfile(dataset.ann_file or ""):  # which lists a part of the folder
         _check_lone_masks(root / prefix["seg_map_path"], dataset, infos)
-    for info in infos[:: 1 if everything else max(1, len(infos) // SAMPLE)]:
-        _check_pair(info, num_classes, dataset)
+    chosen = infos[:: 1 if everything else max(1, len(infos) // SAMPLE)]
+    counting = [_check_pair(info, num_classes, dataset) for info in chosen]
+    if not any(counting):
+        raise ValueError(f"every pixel of the annotations in {root / prefix['seg_map_path']} is ignored")
     return len(infos)
 
 
@@ -175,8 +177,11 @@ def _endings(folder: Path, setting: str) -> str:
     return f"; the files there end otherwise ({texts}): set dataset.{setting}, which minds capital letters"
 
 
-def _check_pair(info: dict, num_classes: int, dataset) -> None:
-    """Raises unless an image and its annotation can be read, are of one size, and the labels are classes."""
+def _check_pair(info: dict, num_classes: int, dataset) -> bool:
+    """Raises unless an image and its annotation can be read, are of one size, and the labels are classes.
+
+    Returns whether any pixel counts.
+    """
     size, _ = picture_size(info["img_path"])
     picture_size(info["seg_map_path"])
     with Image.open(info["seg_map_path"]) as mask:
@@ -189,6 +194,8 @@ def _check_pair(info: dict, num_classes: int, dataset) -> None:
             f"{info['img_path']} is {size[0]}x{size[1]}, its annotation {info['seg_map_path']} "
             f"{labels.shape[1]}x{labels.shape[0]} (width x height)"
         )
+    ignored = labels == dataset.ignore_index
+    return not (ignored | (labels == 0) if dataset.reduce_zero_label else ignored).all()
 
 
 def _check_lone_masks(folder: Path, dataset, infos: list[dict]) -> None:

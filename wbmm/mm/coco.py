@@ -249,6 +249,9 @@ def _check_mask(annotation: dict, image: dict, name: str, evaluated: bool) -> No
         raise ValueError(f"{name}: its segmentation is neither a list of polygons nor a run-length code")
     elif any(len(part) < 4 or len(part) % 2 for part in mask):
         raise ValueError(f"{name} has a polygon of {min(map(len, mask))} numbers; expected [x, y, x, y, x, y, ...]")
+    elif not all(is_number(value) for part in mask for value in part):
+        odd = next(value for part in mask for value in part if not is_number(value))
+        raise ValueError(f"{name} has a polygon with {odd!r:.60}; expected numbers [x, y, x, y, x, y, ...]")
     elif evaluated and any(len(part) < 6 for part in mask):
         raise ValueError(f"{name} has a polygon of two points, which COCO's metrics cannot read: remove that part")
 
@@ -258,8 +261,30 @@ def _check_run_lengths(mask: dict, size: list[int], name: str) -> None:
         raise ValueError(f"{name}: a run-length code needs counts and size, it has {sorted(mask)}")
     if list(mask["size"]) != size:
         raise ValueError(f"{name}: a run-length code of {mask['size']} for an image of {size} (height, width)")
-    counts = mask["counts"]
-    if isinstance(counts, str):  # compressed
-        return
-    if not all(type(count) is int and count >= 0 for count in counts) or sum(counts) != size[0] * size[1]:
+    counts = _uncompressed(mask["counts"]) if isinstance(mask["counts"], str) else mask["counts"]
+    sound = isinstance(counts, list) and all(type(count) is int and count >= 0 for count in counts)
+    if not sound or sum(counts) != size[0] * size[1]:
         raise ValueError(f"{name}: the counts of its run-length code do not add up to {size[0]}x{size[1]} pixels")
+
+
+def _uncompressed(text: str) -> list[int] | None:
+    """The counts of a compressed run-length code, None if it is none: pycocotools hangs or crashes on a damaged one.
+
+    A count is written in groups of five bits, the lowest first, as characters from "0" on; the sixth bit says that
+    another group follows. From the fourth count on, it is the difference from the count before the last.
+    """
+    counts: list[int] = []
+    value = shift = 0
+    for byte in text.encode():
+        byte -= ord("0")
+        if not 0 <= byte < 64:
+            return None
+        value |= (byte & 31) << shift
+        shift += 5
+        if byte & 32:
+            continue
+        if byte & 16:  # the sign
+            value -= 1 << shift
+        counts.append(value + counts[-2] if len(counts) > 2 else value)
+        value = shift = 0
+    return counts if shift == 0 else None

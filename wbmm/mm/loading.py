@@ -4,7 +4,7 @@ mmengine's own loader falls back to an unsafe load, and its `resume` runs a conf
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import torch.nn as nn
@@ -15,10 +15,19 @@ from torch import Tensor
 from wbmm.models.state import CheckpointError, convert_released, find_state_dict, identify
 from wbmm.text import printable, some
 
+from .backbone import TimmBackbone, WBMMBackbone
 from .mm_checkpoint import PREFIX, MMCheckpoint, read_mm_checkpoint
 from .pretrained import fetch
 
-__all__ = ["check_fits", "check_load_from", "describe_misfit", "find_checkpoints", "prepare_resume", "use_safe_reader"]
+__all__ = [
+    "check_channels",
+    "check_fits",
+    "check_load_from",
+    "describe_misfit",
+    "find_checkpoints",
+    "prepare_resume",
+    "use_safe_reader",
+]
 
 CLASSIFIERS = {"conv_seg", "fc_cls", "fc_reg", "conv_logits"}  # layers that are new with another number of classes
 _NEEDED = ("meta", "state_dict", "optimizer", "param_schedulers", "message_hub")
@@ -102,6 +111,8 @@ def _read_run(path: Path) -> dict:
 
 def check_load_from(source: str) -> None:
     """Raises unless a file holds weights that training can start from; mmengine's own loading would say nothing."""
+    if not source.startswith(("http://", "https://")) and not Path(source).expanduser().is_file():
+        raise CheckpointError(f"load_from is {source}: there is no such file; name a checkpoint, or an http(s) URL")
     contents = read_mm_checkpoint(fetch(source))
     try:
         checkpoint = MMCheckpoint(contents)
@@ -127,6 +138,25 @@ def check_fits(model: nn.Module, source: str, resume: bool) -> None:
     if reason:
         advice = "" if resume else "; to start its backbone alone, name the file in model.backbone.init_cfg.checkpoint"
         raise CheckpointError(f"{source} does not fit the configuration: {reason}{advice}")
+
+
+def check_channels(model: nn.Module) -> None:
+    """Raises if the neck or a head takes other channels than a backbone of ours gives; the first batch would fail."""
+    if not isinstance(model.backbone, WBMMBackbone | TimmBackbone):
+        return
+    given = [getattr(model.backbone, f"norm{i}").weight.numel() for i in model.backbone.out_indices]
+    neck = getattr(model, "neck", None)
+    parts = [("neck", neck, given)] if neck is not None else []
+    for name in ("decode_head", "auxiliary_head") if neck is None else ():
+        heads = getattr(model, name, None)
+        for head in heads if isinstance(heads, nn.ModuleList) else [heads]:
+            places = getattr(head, "in_index", [])
+            maps = [given[i] for i in (places if isinstance(places, Sequence) else [places]) if i < len(given)]
+            parts.append((name, head, [sum(maps)] if getattr(head, "input_transform", "") == "resize_concat" else maps))
+    for name, part, maps in parts:
+        taken = getattr(part, "in_channels", maps)
+        if (list(taken) if isinstance(taken, Sequence) else [taken]) != maps:
+            raise ValueError(f"model.{name}.in_channels is {taken}, but the backbone gives {maps}: set it to that")
 
 
 def describe_misfit(own: dict[str, Tensor], given: dict[str, Tensor], free: Collection[str] = ()) -> str:

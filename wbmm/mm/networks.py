@@ -11,6 +11,7 @@ import importlib
 import inspect
 import os
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -25,6 +26,7 @@ from mmengine.runner import Runner
 from torch import Tensor
 
 from wbmm.config_files import find_config, resolve_config
+from wbmm.fields import is_number
 from wbmm.models.fuse import fuse as fuse_model
 from wbmm.models.state import CheckpointError
 from wbmm.zoo import load_zoo
@@ -62,6 +64,13 @@ READ_KEYS = {
 }
 # Variables that others follow from.
 SOURCES = {"arch", "classes", "data_root", "init", "masks", "resize_tables", "stages", "val_json", "workers"}
+# What a variable must be: a whole number, from the one named here; a number; width and height, or height and width.
+WHOLE = {
+    **dict.fromkeys(("batch_size", "max_iters", "max_epochs", "val_interval", "proposals", "rois"), 1),
+    **dict.fromkeys(("head_channels", "auxiliary_channels", "width", "box_features"), 1),
+    **dict.fromkeys(("workers", "warmup", "ignore_index", "box_convs", "mask_convs"), 0),
+}
+NUMBERS, PAIRS = ("lr", "decay_rate", "drop_path_rate", "anchor_scale"), ("crop", "scale")
 USUAL_KEYS = {"test_mode", "batch_size", "num_workers", "ignore_index", "num_classes", "in_channels"}  # of mm classes
 _SYNC_BN = ("SyncBN", "MMSyncBN", "NaiveSyncBN")
 
@@ -89,6 +98,7 @@ def fill_in(cfg: Config) -> Config:
     if not used:
         return cfg
     _check_spelling(cfg, used | SOURCES)
+    _check_values(cfg, used)
     variables = {**derived_variables(cfg), **{key: cfg[key] for key in cfg}}
     for key in list(cfg):
         cfg[key] = _filled(cfg[key], variables, str(cfg.filename), DEEPEST)
@@ -106,6 +116,26 @@ def _check_spelling(cfg: Config, used: set[str]) -> None:
         near = [] if key in used | READ_KEYS else difflib.get_close_matches(key, sorted(used), n=1, cutoff=0.88)
         if near:
             raise ValueError(f"{cfg.filename}: nothing reads {key!r}; did you mean {near[0]!r}?")
+
+
+def _check_values(cfg: Config, used: set[str]) -> None:
+    """Raises for a variable of the own-data configurations that is of another kind; a list of two becomes a pair."""
+    for name in sorted(used & {*cfg} & {*WHOLE, *NUMBERS, *PAIRS}):
+        value = cfg[name]
+        if isinstance(value, str) and REFERENCE.fullmatch(value):
+            continue
+        if name in PAIRS:
+            sides = value if isinstance(value, list | tuple) else ()
+            sound = len(sides) == 2 and all(type(side) is int and side > 0 for side in sides)
+            expected = "two whole numbers, such as (640, 480)"
+        elif name in NUMBERS:
+            sound, expected = is_number(value) and value >= 0, "a number from 0"
+        else:
+            sound, expected = type(value) is int and value >= WHOLE[name], f"a whole number from {WHOLE[name]}"
+        if not sound:
+            raise ValueError(f"{cfg.filename}: {name} is {value!r:.60}; expected {expected}")
+        if name in PAIRS:
+            cfg[name] = tuple(value)  # mmseg and mmdet take no list
 
 
 def _check_options(cfg: Config, known: set[str], config: object) -> None:
@@ -268,6 +298,12 @@ def settings_explained(cfg: Config) -> Iterator[None]:
     """Inside, a setting that a class does not take, or a class that no registry knows, is a `ValueError`."""
     try:
         yield
+    except AssertionError as error:  # how the classes of mmseg and mmdet check their settings
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        if last.name != "__init__":
+            raise
+        text = " ".join(str(error).split()) or last.line
+        raise ValueError(f"{cfg.filename}: {Path(last.filename).stem} does not take its settings: {text}") from error
     except (TypeError, KeyError) as error:
         text = " ".join(str(error.args[0]).split()) if error.args else ""
         unexpected = re.search(r"unexpected keyword argument '(\w+)'", text)

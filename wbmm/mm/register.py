@@ -29,6 +29,7 @@ __all__ = ["ATOMIC", "AtomicBackend", "BroadcastBuffersHook", "LabelRangeHook", 
 
 ATOMIC = "wbmm.atomic"  # in a configuration: CheckpointHook(backend_args=dict(backend="wbmm.atomic"))
 _BODY = "body."  # the model inside a TimmBackbone
+NO_BLOCKS = (0, 0, 0, 0)  # of a backbone without stages of blocks, where all layers learn at one rate
 OPACITY = 0.6  # of labels in the pictures of MosaicHook
 MOST_NAMES = 40  # in their legend
 LEAST_SCORE = 0.3  # of a detection that is drawn
@@ -43,7 +44,7 @@ class LayerDecayConstructor(DefaultOptimWrapperConstructor):
 
     The groups are those of `wbmm.models.layer_groups`; whatever is not a layer of the backbone, its output norms
     included, counts as a head and learns at the full rate. `groups` is the number of the last one, by default what
-    follows from the depths.
+    follows from the depths. A backbone without stages of blocks needs the rate 1.
     """
 
     def _validate_cfg(self) -> None:
@@ -55,13 +56,14 @@ class LayerDecayConstructor(DefaultOptimWrapperConstructor):
 
     def add_params(self, params: list[dict], module: nn.Module, prefix: str = "", is_dcn_module=None) -> None:
         """Appends the groups of a whole model to `params`."""
-        depths = getattr(getattr(module, "backbone", None), "depths", None)
-        if depths is None:
+        depths, rate = getattr(getattr(module, "backbone", None), "depths", None), self.paramwise_cfg["decay_rate"]
+        if depths is None and rate != 1:
             raise ValueError(
-                "layer decay needs a model with a backbone of ours, in stages of blocks; "
-                f"{type(module).__name__} has none"
+                f"layer decay (decay_rate {rate}) needs a backbone in stages of blocks, as ours and ConvNeXt are; "
+                f"that of {type(module).__name__} has none: set decay_rate to 1"
             )
-        rate, last = self.paramwise_cfg["decay_rate"], self.paramwise_cfg.get("groups") or num_groups(depths)
+        depths = depths or NO_BLOCKS
+        last = self.paramwise_cfg.get("groups") or num_groups(depths)
         groups: dict[tuple[int, bool], dict] = {}
         for name, parameter in module.named_parameters():
             if not parameter.requires_grad:

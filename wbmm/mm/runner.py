@@ -5,6 +5,7 @@ import ast
 import difflib
 import json
 import os
+import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,7 @@ from wbmm.machine import PRECISIONS, describe_precision, machine_facts, set_prec
 
 from .check_data import check_detection_data, check_segmentation_data, follow_ignore_index
 from .exported import ExportedDetector, ExportedSegmentor
-from .loading import check_fits, check_load_from, prepare_resume, use_safe_reader
+from .loading import check_channels, check_fits, check_load_from, prepare_resume, use_safe_reader
 from .networks import READ_KEYS, build_mm_model, load_mm_config, prepare_device, settings_explained
 from .register import MosaicHook
 
@@ -49,10 +50,8 @@ PIPELINES = {"train_pipeline", "val_pipeline", "test_pipeline"}  # usual variabl
 LAUNCHERS = ("none", "pytorch", "slurm", "mpi")
 SCOPES = {"seg": "mmseg", "det": "mmdet"}
 TTA_RATIOS = (0.5, 0.75, 1.0, 1.25, 1.5, 1.75)  # the paper's, where the configuration names none
-_CHECKPOINTS = {
-    "seg": "of a runner, released, fused by `wbmm reparam`, or a file of `wbmm export`",
-    "det": "of a runner, released, fused by `wbmm reparam`, or a file of `wbmm export`",
-}
+_CHECKPOINT = "of a runner, released, fused by `wbmm reparam`, or a file of `wbmm export`"
+LOADING = "transforms/loading.py"  # of mmcv, mmseg and mmdet
 MOSAIC = "test_mosaic.png"  # in the work folder
 TRACKERS = {"tensorboard": "TensorboardVisBackend", "wandb": "WandbVisBackend"}
 
@@ -113,7 +112,7 @@ def add_train_arguments(parser: argparse.ArgumentParser) -> None:
 
 def add_test_arguments(parser: argparse.ArgumentParser, extra: str) -> None:
     _add_common_arguments(parser)
-    parser.add_argument("checkpoint", help=_CHECKPOINTS[extra])
+    parser.add_argument("checkpoint", help=_CHECKPOINT)
     if extra == "seg":
         help_tta = "multi-scale testing with flips, at tta_ratios of the test pipeline's scale"
         parser.add_argument("--tta", action="store_true", help=help_tta)
@@ -152,16 +151,22 @@ def _train(cfg: Config, extra: str, args: argparse.Namespace) -> Runner:
     track(cfg, args.track)
     texts += [_PREPARE[extra](cfg, args.check_all), prepare_device(cfg)]
     runner = MMRunner.from_cfg(cfg)
+    model = getattr(runner.model, "module", runner.model)
+    check_channels(model)
     if cfg.get("load_from"):
-        check_fits(getattr(runner.model, "module", runner.model), cfg.load_from, cfg.resume)
+        check_fits(model, cfg.load_from, cfg.resume)
     for text in filter(None, texts):
         print_log(text, logger="current")
     try:
         runner.train()
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise ValueError(_too_large(cfg)) from error
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise ValueError(_too_large(cfg)) from error
+        if LOADING in f"{error} {''.join(traceback.format_tb(error.__traceback__))}":  # the text has a worker's
+            raise ValueError(
+                "an image or annotation cannot be loaded: --check-all reads all of them before training, and names it"
+            ) from error
+        raise
     return runner
 
 

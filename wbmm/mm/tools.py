@@ -12,7 +12,7 @@ from wbmm.handler import run_command
 
 from . import require
 
-__all__ = ["evaluate_tool", "prefer_fast_metrics", "train", "train_tool"]
+__all__ = ["evaluate_tool", "prefer_fast_metrics", "prepare_packages", "train", "train_tool"]
 
 
 def train_tool(extra: str, argv: Sequence[str] | None = None) -> int:
@@ -27,7 +27,7 @@ def evaluate_tool(extra: str, argv: Sequence[str] | None = None) -> int:
 
 def train(extra: str, argv: Sequence[str] | None) -> None:
     """What `train_tool` runs, for a caller that handles errors itself."""
-    _prepare_packages(extra)
+    prepare_packages(extra)
     from .runner import add_train_arguments, run_training
 
     parser = argparse.ArgumentParser(prog=f"train_{extra}")
@@ -36,7 +36,7 @@ def train(extra: str, argv: Sequence[str] | None) -> None:
 
 
 def _test(extra: str, argv: Sequence[str] | None) -> None:
-    _prepare_packages(extra)
+    prepare_packages(extra)
     from .runner import add_test_arguments, run_testing
 
     parser = argparse.ArgumentParser(prog=f"test_{extra}")
@@ -44,7 +44,8 @@ def _test(extra: str, argv: Sequence[str] | None) -> None:
     run_testing(extra, parser.parse_args(argv))
 
 
-def _prepare_packages(extra: str) -> None:
+def prepare_packages(extra: str) -> None:
+    """Raises an `ImportError` unless the packages of an extra are there; with the faster metrics, if they are."""
     prefer_fast_metrics(extra)
     require(extra)
 

@@ -136,6 +136,8 @@ def test_which_label_is_ignored(tmp_path):
     assert number((0, 1, 2, 3), from_1=True) == (["a", "b", "c"], 255)
     assert number((0, 1, 2, 77), ClassList(["a", "b", "c"], None, 77)) == (["a", "b", "c"], 77)
     assert number((0, 1, 2), None) == (["class 0", "class 1", "class 2"], 255)
+    with pytest.raises(ValueError, match="--labels-from-1 ignores the label 0; 77 cannot be ignored too"):
+        number((0, 1, 2, 3, 77), ClassList(["a", "b", "c"], None, 77), from_1=True)
     for values, classes, reason in (
         ((0, 255), names, "0 and 255 alone"),
         ((0, 1, 7, 9), names, "label 9, but there are 3 names"),
@@ -187,6 +189,28 @@ def test_masks_that_were_blurred(tmp_path, capsys):
     assert prepare_seg([*argv, "--out", str(tmp_path / "out")]) == 0
     mask = next((tmp_path / "out" / "masks").rglob("*.png"))
     np.testing.assert_array_equal(np.unique(np.asarray(Image.open(mask))), [0, 1])
+
+
+def test_what_is_nearest_to_ignored_is_ignored(tmp_path):
+    """Otherwise blurred black edges would become the darkest class."""
+    write(tmp_path / "d" / "images", ["a", "b"], tmp_path / "d" / "masks", values=(0, 3, 120, 252, 255))
+    (tmp_path / "c.json").write_text('{"void": 0, "thing": 120, "other": 255}')
+    argv = ["--data", str(tmp_path / "d"), "--classes", str(tmp_path / "c.json"), "--rest", "nearest"]
+    assert prepare_seg([*argv, "--out", str(tmp_path / "out")]) == 0
+    mask = np.asarray(Image.open(next((tmp_path / "out" / "masks").rglob("*.png"))))
+    assert mask.ravel()[:5].tolist() == [255, 255, 0, 1, 1]
+
+
+def test_a_dry_run_looks_at_the_pictures(tmp_path):
+    write(tmp_path / "d" / "images", ["a", "b"], tmp_path / "d" / "masks")
+    choose(tmp_path, "--data", tmp_path / "d", "--dry-run")
+    Image.new("L", (8, 8)).save(tmp_path / "d" / "masks" / "a.png")
+    with pytest.raises(ValueError, match=r"images.a\.jpg is 40x24, its mask .*a\.png 8x8"):
+        choose(tmp_path, "--data", tmp_path / "d", "--dry-run")
+    (tmp_path / "d" / "images" / "b.jpg").write_bytes((tmp_path / "d" / "images" / "b.jpg").read_bytes()[:-300])
+    (tmp_path / "d" / "masks" / "a.png").write_bytes((tmp_path / "d" / "masks" / "b.png").read_bytes())
+    with pytest.raises(ValueError, match=r"b\.jpg is no readable image"):
+        choose(tmp_path, "--data", tmp_path / "d", "--dry-run")
 
 
 def test_what_is_nothing_and_the_test_part(tmp_path, capsys):

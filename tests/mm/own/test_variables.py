@@ -8,7 +8,7 @@ pytest.importorskip("mmseg")
 
 from mmengine.config import Config
 
-from wbmm.mm.networks import build_mm_model, load_mm_config
+from wbmm.mm.networks import build_mm_model, load_mm_config, settings_explained
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -76,6 +76,37 @@ def test_names_that_nothing_reads(tmp_path):
     assert load_mm_config(tmp_path / "mine.py", allowed).model.decode_head.num_classes == 3
     with pytest.raises(ValueError, match=r"--cfg-options seed: nothing in .* reads it"):
         load_mm_config(CONFIGS / "coco" / "wbmm-a_mask-rcnn_8xb2-1x_coco.py", {"seed": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"scale": 640}, "scale is 640; expected two whole numbers, such as"),
+        ({"crop": (64, 0)}, "crop is .64, 0.; expected two whole numbers"),
+        ({"lr": "fast"}, "lr is 'fast'; expected a number from 0"),
+        ({"max_iters": "many"}, "max_iters is 'many'; expected a whole number from 1"),
+        ({"val_interval": 0}, "val_interval is 0; expected a whole number from 1"),
+        ({"workers": -1}, "workers is -1; expected a whole number from 0"),
+    ],
+)
+def test_values_of_another_kind(options, message):
+    with pytest.raises(ValueError, match=message):
+        load_mm_config("own/upernet", options)
+
+
+def test_what_a_class_asserts_of_its_settings():
+    pytest.importorskip("mmdet")
+    cfg = load_mm_config("own/mask_rcnn", {"arch": "wbmm_a", "model.neck.in_channels": (40, 80, 160, 320)})
+    message = r"mask_rcnn\.py: fpn does not take its settings: assert isinstance\(in_channels, list\)"
+    with pytest.raises(ValueError, match=message), settings_explained(cfg):
+        build_mm_model(cfg, "mmdet")
+
+
+def test_lists_become_pairs():
+    """Without brackets --cfg-options gives lists, which RandomResize does not take."""
+    cfg = load_mm_config("own/upernet", {"scale": [640, 480], "crop": [64, 96]})
+    assert cfg.train_dataloader.dataset.pipeline[2].scale == (640, 480)
+    assert cfg.model.data_preprocessor.size == (64, 96)
 
 
 def test_one_class_without_its_comma():

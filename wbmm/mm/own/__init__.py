@@ -21,7 +21,8 @@ from wbmm.models.state import CheckpointError
 from wbmm.text import render_table
 from wbmm.zoo import load_zoo
 
-from .. import require
+from ..backbone import timm_depths
+from ..tools import prepare_packages, train
 
 __all__ = ["Choices", "add_shared_arguments", "choose_start", "choose_workers", "train_on_own_data"]
 
@@ -95,6 +96,8 @@ def choose_start(choices: Choices, model: str, init: str | None, steps: int, lr:
     """The backbone, its weights, and the learning rate that fits a start from weights (True) or from scratch."""
     if model not in load_zoo() and not timm.is_model(model):
         raise ValueError(f"--model {model}: neither ours nor timm's; `wbmm list` shows ours")
+    if model not in load_zoo():
+        timm_depths(model)  # an error now, where it gives no maps of four stages
     choices.choose("backbone", f"--model, or the default {MODEL}", arch=model)
     source, why = init, "as given by --init"
     if init is None and model in load_zoo():
@@ -134,7 +137,7 @@ def train_on_own_data(extra: str, args: argparse.Namespace, choose: Callable[[Pa
         if getattr(args, name) is not None and getattr(args, name) < least:
             raise ValueError(f"--{name} {getattr(args, name)}: give a number from {least}")
     if not args.dry_run:
-        require(extra)
+        prepare_packages(extra)
     folder = args.work_dir or Path("work_dirs") / f"{args.data.absolute().name}-{args.model.replace('/', '-')}"
     file = folder / CONFIG
     if args.resume and file.is_file():
@@ -156,8 +159,6 @@ def train_on_own_data(extra: str, args: argparse.Namespace, choose: Callable[[Pa
             )
     if args.dry_run:
         return 0
-    from ..tools import train
-
     argv = [str(file), "--work-dir", str(folder), *(["--resume"] if args.resume else [])]
     train(extra, [*argv, *(["--cfg-options", *args.cfg_options] if args.cfg_options else [])])
     if int(os.environ.get("RANK", 0)) == 0:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 from wbmm.io.atomic import atomic_path
 from wbmm.text import counted, some
+from wbmm.zoo import load_zoo
 
+from ..backbone import timm_depths
 from ..coco import check_annotations, read_annotations
 from . import Choices, add_shared_arguments, choose_start, choose_workers, train_on_own_data
 from .masks import split_names, typical_size
@@ -112,7 +114,8 @@ def choose_detector(args: argparse.Namespace, folder: Path) -> Choices:
         text = ", ".join(f"{key} {value}" for key, value in SMALL_HEADS.items())
         choices.rows.append(("heads", text, "--small-heads"))
     choose_start(choices, args.model, args.init, steps, {True: 1e-4, False: 5e-4})
-    choices.variables["decay_rate"] = 0.8 if choices.variables["init"] else 1.0
+    stages = args.model in load_zoo() or timm_depths(args.model) is not None
+    choices.variables["decay_rate"] = 0.8 if choices.variables["init"] and stages else 1.0
     choose_workers(choices)
     return choices
 

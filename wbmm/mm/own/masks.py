@@ -17,6 +17,7 @@ from wbmm.text import printable
 
 __all__ = [
     "MOST_VALUES",
+    "SAMPLE",
     "ClassList",
     "FoundMasks",
     "Pairs",

@@ -7,7 +7,7 @@ list of classes.
 import argparse
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +18,12 @@ from wbmm.io.atomic import atomic_path
 from wbmm.progress import progress_bar
 from wbmm.text import counted, printable, render_table, some
 
+from ..coco import picture_size
 from ..pictures import class_colours
 from . import Choices, add_shared_arguments, choose_start, choose_workers, train_on_own_data
 from .masks import (
     MOST_VALUES,
+    SAMPLE,
     ClassList,
     FoundMasks,
     Label,
@@ -86,6 +88,8 @@ def choose_segmentor(args: argparse.Namespace, folder: Path) -> Choices:
     seen = survey_masks([path for part in count for path in getattr(found, part).mask_paths(found.names(part))])
     names, ignore, why = number_mask_labels(seen, classes, args.ignore, args.labels_from_1, args.data)
     why = "--labels-from-1" if args.labels_from_1 else why
+    if args.dry_run:  # training does it by itself
+        _check_sizes(found)
     choices.variables |= {"classes": tuple(names), "ignore_index": ignore, "reduce_zero_label": args.labels_from_1}
     where = f"{file}" if file else "no list of names was found; --classes FILE"
     choices.rows.append(("classes", f"{len(names)}: {some(names, 4)}", where))
@@ -114,6 +118,17 @@ def _check_exact(found: FoundMasks, root: Path) -> None:
                 f"{pair.masks} holds masks as JPEG, which changes labels near edges. Take the PNG files they were made "
                 f"from; or python tools/prepare_seg.py --data {root} --classes FILE --rest nearest --out DIR"
             )
+
+
+def _check_sizes(found: FoundMasks) -> None:
+    """Raises for an image, of a sample, that cannot be read or is of another size than its mask."""
+    for part in ("train", "val"):
+        pair, names = getattr(found, part), found.names(part)
+        for name in names[:: max(1, len(names) // SAMPLE)]:
+            files = pair.images / f"{name}{pair.img_suffix}", pair.masks / f"{name}{pair.mask_suffix}"
+            image, mask = ("{}x{}".format(*picture_size(file)[0]) for file in files)
+            if image != mask:
+                raise ValueError(f"{files[0]} is {image}, its mask {files[1]} {mask} (width x height)")
 
 
 def _check_pairs(found: FoundMasks) -> None:
@@ -179,6 +194,8 @@ def number_mask_labels(
     said = "the usual value" if ignore is None else "--ignore"
     if ignore is None and classes and isinstance(classes.ignore, int):
         ignore, said = classes.ignore, "as the list of classes says"
+    if from_1 and ignore not in (None, USUAL_IGNORE):
+        raise ValueError(f"--labels-from-1 ignores the label 0; {ignore} cannot be ignored too ({said}): {advice}")
     present = [label - 1 for label in seen.labels if label > 0] if from_1 else list(seen.labels)
     present = [label for label in present if label != (USUAL_IGNORE if ignore is None else ignore)]
     if seen.labels == [0, USUAL_IGNORE] and ignore is None:
@@ -309,17 +326,15 @@ def number_everything(seen: Survey, classes: ClassList, ignore: Sequence[Label],
             f"{seen.example[unknown[0]]} holds {unknown[0]}, which is no class of the list (nor are "
             f"{len(unknown) - 1} others); name them, --ignore them, or say --rest ignore or --rest nearest"
         )
-    for label in unknown:
-        table[label] = _nearest(label, classes) if rest == "nearest" else IGNORED
-    return {label: table[label] for label in seen.labels}
+    found = {label: table[_nearest(label, table)] if rest == "nearest" else IGNORED for label in unknown}
+    return {label: (found if label in found else table)[label] for label in seen.labels}
 
 
-def _nearest(label: Label, classes: ClassList) -> int:
+def _nearest(label: Label, known: Iterable[Label]) -> Label:
+    """The nearest of the labels that are known, ignored ones among them: of blurred black pixels, black."""
     if not isinstance(label, tuple):
-        distances = [abs(label - other) for other in classes.labels]
-    else:
-        distances = [sum((a - b) ** 2 for a, b in zip(label, other, strict=True)) for other in classes.labels]
-    return distances.index(min(distances))
+        return min(known, key=lambda other: abs(label - other))
+    return min(known, key=lambda other: sum((a - b) ** 2 for a, b in zip(label, other, strict=True)))
 
 
 def _rows(seen: Survey, table: dict[Label, int], classes: ClassList) -> list[tuple[str, str, str, str]]:
