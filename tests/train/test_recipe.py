@@ -166,6 +166,12 @@ def test_published_weights_are_taken_where_they_can_be_reached(photos, tmp_path,
     assert choices.config.init == str(tmp_path / "a.safetensors")
 
 
+def test_without_a_gpu_the_small_model_is_pointed_at(photos):
+    told = "the default; without a GPU take --model wbmm_a"
+    assert row(choose(photos, "device=cpu", model=None), "model") == ("wbmm_t", told)
+    assert row(choose(photos, "device=cpu"), "model") == ("wbmm_a", "")
+
+
 def test_what_is_given_wins_and_is_shown(photos):
     choices = choose(photos, "global_batch=8", "optim.lr=0.01", "augment.hflip=0", "schedule.epochs=3")
     config = choices.config

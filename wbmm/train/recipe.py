@@ -43,6 +43,7 @@ from .model import create_model
 __all__ = ["EPOCHS", "MODEL", "SCRATCH", "SIZE", "Recipe", "Start", "choose_recipe", "find_start"]
 
 MODEL = "wbmm_t"
+SMALL_MODEL = "wbmm_a"  # trains on a CPU, and its weights come with the project
 SCRATCH = "scratch"  # --init scratch: no weights, though there may be some
 EPOCHS, SIZE = 20, 224
 SMALL, LARGE = 5_000, 100_000  # training pictures
@@ -52,7 +53,7 @@ LEAST_STEPS = {True: 30, False: 500}  # of fine-tuning, and from scratch; fewer 
 FEW_STEPS = 20_000  # below, the blocks of a model from scratch would not get going from a layer scale of 1e-6
 POINTS = 200  # of the curves, at least where there are so many steps
 HELD_BACK = 0.2
-COMES_WITH_IT = "comes with the project"
+AS_GIVEN, COMES_WITH_IT = "as given", "comes with the project"
 COMMAND = "the command"  # where a wrong value stands
 SPLIT_FILE = "split.csv"
 # AdamW's rates for a batch of 64, with the square root of the batch for others.
@@ -97,7 +98,7 @@ def find_start(model: str | None, init: str | None) -> Start:
         init: a file or a run's folder; `SCRATCH` for none; None for those that are published, if they can be reached.
     """
     if init == SCRATCH:
-        return Start(None, "as given")
+        return Start(None, AS_GIVEN)
     if init is not None:
         return _given_start(run_checkpoint(init), model)
     model = model or MODEL
@@ -120,7 +121,7 @@ def _given_start(file: Path, model: str | None) -> Start:
     card = read_card(read_checkpoint(file))
     if card and model and model.partition(".")[0] != card.model:
         raise ValueError(f"--init {file} has the weights of {card.model}, not of {model}: leave --model out")
-    return Start(file, "as given", card)
+    return Start(file, AS_GIVEN, card)
 
 
 def _check_name(name: str) -> None:
@@ -188,7 +189,7 @@ def choose_recipe(
     split = _split(found, values["data"], out, _given(given, "seed") or 0, table)
     pictures, classes = _count(values["data"], given, split)
     table.text("training", f"{pictures:,} pictures", f"{classes} classes")
-    table.field("model.name", "model", "" if model else "of the weights" if start.card else "the default")
+    table.field("model.name", "model", "" if model else _why_model(start, device))
     values["data"] |= _choose_images(table, size, start)
     table.field("schedule.epochs", "epochs")
     _choose_batch(values, table, pictures, classes, device)
@@ -239,13 +240,13 @@ class ChoiceTable:
         for place, (what, value, why) in enumerate(self.rows):
             key = self.keys.get(place)
             if key is not None:
-                value, why = f"{_plain(known[key])} {value}".rstrip(), "as given" if key in self.given else why
+                value, why = f"{_plain(known[key])} {value}".rstrip(), AS_GIVEN if key in self.given else why
             rows.append((what, value, why))
         shown = {"out", "init", *self.keys.values()}
         others = [f"{key}={show(value)}" for key, value in self.given.items() if key not in shown]
         if others:
             rows.append(("also given", " ".join(others), ""))
-        return [*rows, ("folder of the run", config.out, "as given" if "out" in self.given else "")]
+        return [*rows, ("folder of the run", config.out, AS_GIVEN if "out" in self.given else "")]
 
 
 def _plain(value: object) -> str:
@@ -269,15 +270,22 @@ def _choose_model(model: str | None, start: Start) -> tuple[str, dict]:
     return (model or MODEL).partition(".")[0], {}
 
 
+def _why_model(start: Start, device: torch.device) -> str:
+    """Why this model, where none was named."""
+    if start.why == AS_GIVEN and start.card is not None:
+        return "of the weights"
+    return f"the default; without a GPU take --model {SMALL_MODEL}" if device.type == "cpu" else "the default"
+
+
 def _choose_images(table: ChoiceTable, size: int | None, start: Start) -> dict:
     """Size and colours: those of the weights, where they say."""
     file = start.file.name if start.file and start.why == COMES_WITH_IT else start.file
     table.text("starts from", str(file or SCRATCH), start.why)
     if start.card is None:
-        table.field("data.size", "image size", "the default" if size is None else "as given", "px")
+        table.field("data.size", "image size", "the default" if size is None else AS_GIVEN, "px")
         return {"size": SIZE if size is None else size}
     card = start.card
-    table.field("data.size", "image size", "what the weights were trained at" if size is None else "as given", "px")
+    table.field("data.size", "image size", "what the weights were trained at" if size is None else AS_GIVEN, "px")
     transform = {"mean": list(card.mean), "std": list(card.std), "interpolation": card.interpolation}
     return {"size": card.input_size[-1] if size is None else size, "in_chans": card.input_size[0], **transform}
 
