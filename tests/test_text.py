@@ -43,6 +43,14 @@ def test_cells_of_a_table():
     assert r"\x1b[31mred\n" in render_table(("name", "n"), [["\x1b[31mred\n", 1]], markdown=True)
 
 
+def test_a_table_fits_a_terminal_and_loses_no_word():
+    rows = [["a", "short", "a sentence of many words that one line of a terminal does not hold"], ["b", "", "one"]]
+    lines = render_table(("what", "chosen", "why"), rows, width=50).splitlines()
+    assert max(map(len, lines)) <= 50
+    assert " ".join(line[14:] for line in lines[2:]).split() == [*rows[0][2].split(), "one"]
+    assert max(map(len, render_table(("what", "chosen", "why"), rows).splitlines())) > 50
+
+
 def test_the_first_line_of_an_error():
     assert first_line(ValueError("\n two words\nmore")) == "two words"
     assert first_line(KeyError()) == "KeyError"

@@ -1,8 +1,13 @@
 """Text for people: tables, lists of names, and what a file says made safe to print."""
 
+import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
+from itertools import zip_longest
 
 LONGEST = 200  # characters of a name that came from a file
+NARROWEST = 20  # characters of a column that is wrapped
 
 
 def printable(text: object, limit: int = LONGEST) -> str:
@@ -32,20 +37,41 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def render_table(headers: Sequence[str], rows: Sequence[Sequence[object]], markdown: bool = False) -> str:
-    """Columns aligned for a terminal, or a Markdown table; numbers go to the right."""
+def terminal_width() -> int | None:
+    """The columns of the terminal that standard output goes to; None where it goes elsewhere."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def render_table(
+    headers: Sequence[str], rows: Sequence[Sequence[object]], markdown: bool = False, width: int | None = None
+) -> str:
+    """Columns aligned for a terminal, or a Markdown table; numbers go to the right.
+
+    Args:
+        headers, rows: what stands in the cells.
+        markdown: with bars, for a file.
+        width: wrap the widest columns so that lines have at most so many characters; None for lines of any length.
+    """
     cells = [[printable(cell, limit=10_000) for cell in row] for row in rows]
     widths = [max(len(text) for text in column) for column in zip(headers, *cells, strict=True)]
     right = [all(_is_number(row[i]) for row in cells) for i in range(len(headers))]
 
-    def line(row: Sequence[str], gap: str) -> str:
-        parts = [text.rjust(w) if r else text.ljust(w) for text, w, r in zip(row, widths, right, strict=True)]
-        return gap.join(parts).rstrip()
-
     if markdown:
         rule = "| " + " | ".join("---:" if r else "---" for r in right) + " |"
         return "\n".join([f"| {' | '.join(headers)} |", rule, *(f"| {' | '.join(row)} |" for row in cells)])
-    return "\n".join([line(headers, "  "), line(["-" * w for w in widths], "  "), *(line(row, "  ") for row in cells)])
+    while width and sum(widths) + 2 * len(widths) - 2 > width and max(widths) > NARROWEST:
+        widths[widths.index(max(widths))] -= 1
+
+    def line(row: Sequence[str]) -> str:
+        parts = [text.rjust(w) if r else text.ljust(w) for text, w, r in zip(row, widths, right, strict=True)]
+        return "  ".join(parts).rstrip()
+
+    def lines(row: Sequence[str]) -> list[str]:
+        wrapped = [textwrap.wrap(text, w) if len(text) > w else [text] for text, w in zip(row, widths, strict=True)]
+        return [line(part) for part in zip_longest(*wrapped, fillvalue="")]
+
+    rule = ["-" * w for w in widths]
+    return "\n".join(text for row in (headers, rule, *cells) for text in lines(row))
 
 
 def _is_number(text: str) -> bool:

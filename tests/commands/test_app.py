@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -105,7 +106,9 @@ def test_no_part_of_the_page_shares_pictures():
     assert not page.analytics_enabled
 
 
-def test_a_segmentor_with_its_configuration_beside_it(tmp_path):
+@pytest.fixture
+def segmentor(tmp_path):
+    """(folder with a checkpoint and its configuration, picture)"""
     pytest.importorskip("mmseg")
     from tests.mm.shapes import write_config, write_shapes
     from wbmm.mm.networks import build_segmentor
@@ -113,22 +116,12 @@ def test_a_segmentor_with_its_configuration_beside_it(tmp_path):
     config = write_config(tmp_path / "tiny.py", write_shapes(tmp_path / "data", train=1, val=1))
     model = randomize(build_segmentor(config)).eval()
     torch.save({"meta": {}, "state_dict": model.state_dict()}, tmp_path / "iter_7.pth")
-    tool = open_tool(str(tmp_path))
-    assert tool.kind == "segmentor"
-    image = Image.open(next((tmp_path / "data" / "images" / "validation").glob("*.jpg")))
-    picture, text = tool.look(image, 0.6)
-    assert picture.width >= image.width
-    assert "%" in text
-    left = (picture.width - image.width) // 2
-    plain = tool.look(image, 0.0)[0].crop((left, 0, left + image.width, image.height))
-    np.testing.assert_array_equal(plain, image)
-    assert (np.asarray(picture.crop((left, 0, left + image.width, image.height))) != np.asarray(image)).any()
-    config.rename(tmp_path / "elsewhere.txt")
-    with pytest.raises(ValueError, match=r"needs its configuration \(--config FILE\)"):
-        open_tool(str(tmp_path / "iter_7.pth"))
+    return tmp_path, next((tmp_path / "data" / "images" / "validation").glob("*.jpg"))
 
 
-def test_a_detector(tmp_path):
+@pytest.fixture
+def detector(tmp_path):
+    """(folder with a checkpoint and its configuration, picture)"""
     pytest.importorskip("mmdet")
     from tests.mm.objects import write_config, write_objects
     from wbmm.mm.networks import build_detector
@@ -138,10 +131,32 @@ def test_a_detector(tmp_path):
     randomize(model.backbone)
     for head in model.roi_head.bbox_head:  # far from equal scores, or nothing would be above a threshold
         torch.nn.init.normal_(head.fc_cls.weight, std=0.5)
-    torch.save({"meta": {}, "state_dict": model.state_dict()}, tmp_path / "net.pth")
-    tool = open_tool(str(tmp_path / "net.pth"), config)
+    torch.save({"meta": {}, "state_dict": model.state_dict()}, tmp_path / "epoch_1.pth")
+    return tmp_path, next((tmp_path / "data" / "val2017").glob("*.jpg"))
+
+
+def test_a_segmentor_with_its_configuration_beside_it(segmentor):
+    folder, path = segmentor
+    tool = open_tool(str(folder))
+    assert tool.kind == "segmentor"
+    image = Image.open(path)
+    picture, text = tool.look(image, 0.6)
+    assert picture.width >= image.width
+    assert "%" in text
+    left = (picture.width - image.width) // 2
+    plain = tool.look(image, 0.0)[0].crop((left, 0, left + image.width, image.height))
+    np.testing.assert_array_equal(plain, image)
+    assert (np.asarray(picture.crop((left, 0, left + image.width, image.height))) != np.asarray(image)).any()
+    (folder / "tiny.py").rename(folder / "elsewhere.txt")
+    with pytest.raises(ValueError, match=r"needs its configuration \(--config FILE\)"):
+        open_tool(str(folder / "iter_7.pth"))
+
+
+def test_a_detector(detector):
+    folder, path = detector
+    tool = open_tool(str(folder / "epoch_1.pth"), folder / "tiny.py")
     assert tool.kind == "detector"
-    image = Image.open(next((tmp_path / "data" / "val2017").glob("*.jpg")))
+    image = Image.open(path)
     picture, text = tool.look(image, 0.0)
     assert picture.size == image.size
     assert text[0].isdigit()
@@ -154,29 +169,34 @@ def free_port():
         return probe.getsockname()[1]
 
 
-@pytest.fixture
-def served(checkpoint, tmp_path):
-    """(process, address) of the command, started as a user does, with a folder of its own for temporary files."""
+@contextmanager
+def serve(file, folder):
+    """(process, address, line about the model) of the command, as a user starts it; temporary files go to `folder`."""
     pytest.importorskip("gradio")
-    (tmp_path / "tmp").mkdir()
-    command = [sys.executable, "-m", "wbmm", "app", str(checkpoint), "--port", str(free_port())]
-    environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp"), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "wbmm", "app", str(file), "--port", str(free_port())]
+    environment = {**os.environ, "TMPDIR": str(folder), "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
-    first, address = process.stdout.readline(), process.stdout.readline().split("  ")[0]
-    assert "wbmm_a (training form, 4 classes" in first
-    yield process, address
-    if process.poll() is None:
-        process.kill()
-        process.wait()
+    lines = []
+    try:
+        for line in process.stdout:  # mmdet prints some of its own first
+            if line.startswith("http"):
+                break
+            lines.append(line)
+        yield process, line.split("  ")[0], lines[-1]
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
 
 
-def test_the_page_in_a_browser(served, red, tmp_path):
+@contextmanager
+def dropped(address, picture):
+    """The page in a browser, with a picture dropped on it, and the list of what it asks for."""
     sync_api = pytest.importorskip("playwright.sync_api")
     if not Path(CHROMIUM).exists():
         pytest.skip(f"no browser: {CHROMIUM} is missing")
-    process, address = served
     asked = []
     with sync_api.sync_playwright() as play:
         browser = play.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
@@ -184,19 +204,43 @@ def test_the_page_in_a_browser(served, red, tmp_path):
         page.on("request", lambda request: asked.append(request.url))
         page.goto(address, timeout=120_000)
         page.wait_for_selector("text=drop a picture here", timeout=120_000)
-        page.set_input_files("input[type=file]", str(red))
-        page.wait_for_function("document.body.innerText.includes('%')", timeout=120_000)
-        text = page.inner_text("body")
+        page.set_input_files("input[type=file]", str(picture))
+        yield page, asked
         browser.close()
-    expected = open_tool(str(tmp_path / "net.pth")).look(Image.open(red))
-    best = max(expected, key=expected.get)
-    assert best == "red"
-    lines = text.splitlines()
-    assert lines[lines.index("classes") + 1] == best  # the heading
-    for name, chance in expected.items():
-        assert f"{name}\n{round(100 * chance)}%" in text
-    assert asked
-    assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []  # nothing from elsewhere
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 0
-    assert list((tmp_path / "tmp").glob("wbmm-app-*")) == []
+
+
+def test_the_page_in_a_browser(checkpoint, red, tmp_path):
+    (tmp_path / "tmp").mkdir()
+    with serve(checkpoint, tmp_path / "tmp") as (process, address, what):
+        assert "wbmm_a (training form, 4 classes" in what
+        with dropped(address, red) as (page, asked):
+            page.wait_for_function("document.body.innerText.includes('%')", timeout=120_000)
+            text = page.inner_text("body")
+        expected = open_tool(str(tmp_path / "net.pth")).look(Image.open(red))
+        best = max(expected, key=expected.get)
+        assert best == "red"
+        lines = text.splitlines()
+        assert lines[lines.index("classes") + 1] == best  # the heading
+        for name, chance in expected.items():
+            assert f"{name}\n{round(100 * chance)}%" in text
+        assert asked
+        assert [url for url in asked if not url.startswith((address, "data:", "blob:"))] == []  # nothing from elsewhere
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) == 0
+        assert list((tmp_path / "tmp").glob("wbmm-app-*")) == []
+
+
+@pytest.mark.parametrize(("kind", "slider"), [("segmentor", "opacity of the colours"), ("detector", "least score")])
+def test_pictures_come_back_in_a_browser(kind, slider, request, tmp_path):
+    """What the page shows below the picture is what the tool says of it, at the slider's first value."""
+    folder, path = request.getfixturevalue(kind)
+    tool = open_tool(str(folder))
+    _, expected = tool.look(Image.open(path), tool.slider[1])
+    (tmp_path / "tmp").mkdir()
+    with serve(folder, tmp_path / "tmp") as (_, address, what):
+        assert f"a {kind} of " in what
+        with dropped(address, path) as (page, _):
+            page.wait_for_function("document.querySelector('textarea').value", timeout=120_000)
+            assert page.input_value("textarea") == expected
+            assert slider in page.inner_text("body")
+            page.wait_for_function("document.images.length == 2", timeout=120_000)  # dropped, and drawn

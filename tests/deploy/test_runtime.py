@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+from unittest.mock import Mock
 
 import pytest
 import timm
@@ -19,6 +20,7 @@ from wbmm.io.digest import DAMAGED, DIGEST_KEY, EMPTY, seal, verify_digest
 from wbmm.io.files import save_model
 from wbmm.io.reader import METADATA_KEY
 from wbmm.io.screen import _FIELDS, screen_onnx
+from wbmm.models.state import CheckpointError
 
 NARROW = {"dims": (8, 16, 32, 64), "num_classes": 10}
 
@@ -344,6 +346,11 @@ def test_another_model_than_asked_for(tmp_path):
 def test_names(monkeypatch):
     with pytest.raises(ValueError, match="wbmm_q: neither a file nor a model that timm knows; did you mean"):
         open_runner("wbmm_q")
+    unreachable = CheckpointError("wbmm_t: its weights could not be downloaded")
+    with monkeypatch.context() as patch:
+        patch.setattr(timm, "create_model", Mock(side_effect=unreachable))
+        with pytest.raises(CheckpointError, match=f"^{unreachable}$"):  # it says what to do: no other is around it
+            open_runner("wbmm_t")
     with pytest.raises(ValueError, match="wbmm_f: its pretrained weights are not available"):
         open_runner("wbmm_f")  # none are published
     monkeypatch.setattr(timm, "create_model", lambda name, pretrained: ORIGINAL(name, **NARROW).eval())

@@ -198,3 +198,10 @@ def test_reading_keeps_weights_exactly(tmp_path):
     torch.testing.assert_close(safe_load(tmp_path / "a.pth")["model"], dict(model.state_dict()), rtol=0, atol=0)
     saved = load_file(wbmm.save_model(model, tmp_path / "a.safetensors"))
     torch.testing.assert_close(saved, dict(model.state_dict()), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model.xml"])
+def test_an_exported_file_is_not_a_checkpoint(tmp_path, name):
+    (tmp_path / name).write_bytes(b"something")
+    with pytest.raises(CheckpointError, match=f"{name} is an exported file.* give the one that it was made from"):
+        safe_load(tmp_path / name)

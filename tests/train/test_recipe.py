@@ -119,7 +119,7 @@ def test_without_weights_it_starts_from_scratch_and_says_so(photos):
 
 
 def test_too_few_steps_are_told_of(photos, tmp_path):
-    few = "Only {} of training, where {} are little: add pictures, or take --epochs {} or more."
+    few = "Only {} of training; a model learns little in fewer than {}: add pictures, or use --epochs {} or more."
     assert choose(photos, init="scratch", epochs=249).notes == [few.format("498 steps", 500, 250)]
     assert choose(photos, "global_batch=32", init="scratch", epochs=1).notes == [few.format("1 step", 500, 500)]
     write_weights(tmp_path / "a.safetensors")
@@ -166,6 +166,12 @@ def test_published_weights_are_taken_where_they_can_be_reached(photos, tmp_path,
     assert choices.config.init == str(tmp_path / "a.safetensors")
 
 
+def test_without_a_gpu_the_small_model_is_pointed_at(photos):
+    told = "the default; without a GPU take --model wbmm_a"
+    assert row(choose(photos, "device=cpu", model=None), "model") == ("wbmm_t", told)
+    assert row(choose(photos, "device=cpu"), "model") == ("wbmm_a", "")
+
+
 def test_what_is_given_wins_and_is_shown(photos):
     choices = choose(photos, "global_batch=8", "optim.lr=0.01", "augment.hflip=0", "schedule.epochs=3")
     config = choices.config
@@ -189,6 +195,25 @@ def test_the_batch_fits_the_memory(photos, monkeypatch):
     monkeypatch.setattr(recipe, "available_memory", lambda device: 9 * recipe._bytes_an_image(net, 2, 3, 32))
     net = {"name": "wbmm_a", "args": {"dims": [8, 8, 16, 16]}}
     assert choose(photos).config.batch == 4
+
+
+@pytest.mark.parametrize(("given", "total", "batch"), [("batch=32", 32, 32), ("batch=8", 16, 8), ("batch=12", 24, 12)])
+def test_a_given_batch_makes_the_global_one_a_multiple_of_it(photos, given, total, batch):
+    config = choose(photos, given).config
+    assert (config.global_batch, config.batch) == (total, batch)
+
+
+def test_a_run_goes_on_from_a_named_checkpoint_in_its_own_folder(photos, tmp_path):
+    write_weights(tmp_path / "a.safetensors")
+    config = choose(photos, f"resume={tmp_path}/run/last.pt", init="a.safetensors").config
+    assert (config.init, config.out) == (None, str(tmp_path / "run"))
+
+
+def test_pictures_of_a_list_that_are_missing_are_found_before_a_folder_is_made(tmp_path):
+    (tmp_path / "list.csv").write_text("path,label\n" + "".join(f"{i}.png,{'ab'[i % 2]}\n" for i in range(8)))
+    with pytest.raises(ValueError, match=f"8 of the 8 pictures of the list do not exist.*relative to {tmp_path}$"):
+        choose(tmp_path / "list.csv", "out=new")
+    assert not Path("new").exists()
 
 
 def test_every_run_gets_a_folder_of_its_own_and_a_resumed_one_keeps_it(photos):

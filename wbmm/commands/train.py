@@ -13,7 +13,7 @@ from wbmm.deploy.export import PACKAGES
 from wbmm.deploy.run_report import EXPORTS, finish_run
 from wbmm.extras import need
 from wbmm.handler import INTERRUPTED, run_command
-from wbmm.text import first_line, render_table
+from wbmm.text import first_line, render_table, terminal_width
 from wbmm.train.config import TrainConfig, load_config
 from wbmm.train.fit import Result, fit
 from wbmm.train.guard import NOTHING_TO_SAVE
@@ -98,7 +98,7 @@ def _choose(args: argparse.Namespace) -> TrainConfig:
             raise ValueError(f"{text}: give either a configuration or --data DIR; changes to it are key=value")
     choices = choose_recipe(args.data, overrides=overrides, **{name: getattr(args, name) for name in FOR_DATA})
     if _is_main():
-        print(render_table(("what", "chosen", "why"), choices.rows))
+        print(render_table(("what", "chosen", "why"), choices.rows, width=terminal_width()))
         for note in choices.notes:
             print(f"\n{note}")
         print(f"\nAll of it is in {choices.config.out}/config.yaml, which trains the same again.\n", flush=True)

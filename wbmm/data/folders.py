@@ -363,7 +363,7 @@ def locate(root: Path, paths: Sequence[str]) -> list[str]:
     if absent:
         raise ValueError(
             f"{len(absent)} of the {len(places)} pictures of the list do not exist, e.g. {some(absent, 2)}; "
-            "paths are relative to data.root"
+            f"paths are relative to {root}"
         )
     return places
 

@@ -185,7 +185,7 @@ def draw_confusion(
     for mask, colours, top, what in ((~right, "Blues", 100.0, "right"), (right, "Oranges", largest, "mistaken")):
         cells = np.ma.array(share, mask=mask | (share == 0))
         shown = axis.imshow(cells, cmap=colours, vmin=0, vmax=top, interpolation="nearest")
-        bar = figure.colorbar(shown, ax=axis, fraction=0.03, pad=0.015, shrink=0.6, aspect=25)
+        bar = figure.colorbar(shown, ax=axis, fraction=0.03, pad=0.03, shrink=0.6, aspect=25)
         bar.set_label(f"{what}, % of the class", fontsize=9)
         bar.ax.tick_params(labelsize=8)
     axis.set_xticks(range(count), texts, rotation=90, fontsize=size)

@@ -17,7 +17,7 @@ from wbmm.io.card import form_of
 from wbmm.io.files import load_model, run_checkpoint, save_model
 from wbmm.machine import machine_facts, measured_line
 from wbmm.models.fuse import fuse
-from wbmm.text import first_line, render_table
+from wbmm.text import counted, first_line, render_table
 from wbmm.train.config import TrainConfig, load_config
 from wbmm.train.console import duration
 from wbmm.train.runs import RunFacts
@@ -100,7 +100,8 @@ def finish_run(out: str | Path, export: str | None = None, workers: int = 0, dev
     report.files |= {name: what for name, what in MADE_BY_TRAINING.items() if (report.out / name).is_file()}
     model = load_model(run_checkpoint(out))
     fused = fuse(model)
-    source = match_classes(model.card, open_source(config.data, train=False))
+    training, source = (open_source(config.data, train=train) for train in (True, False))
+    source = match_classes(model.card, source)
     part = no_more_than(source, MOST_IMAGES)
     skip = config.data.on_bad_image == "skip"
     outputs = collect(
@@ -116,7 +117,9 @@ def finish_run(out: str | Path, export: str | None = None, workers: int = 0, dev
     if export:
         _export(report, model, export)
     report.commands = _commands(report.out, file, export)
-    facts = CardFacts(config, model, RunFacts(out), outputs, len(source), scores, report.commands, device)
+    facts = CardFacts(
+        config, model, RunFacts(out), outputs, len(training), len(source), scores, report.commands, device
+    )
     report.make(CARD_FILE, "the model card", lambda: write_text(report.out / CARD_FILE, card_text(facts, report.files)))
     return report
 
@@ -172,7 +175,7 @@ class CardFacts:
         model: with the best weights, in training form, as `load_model` gave it.
         run: what the run's folder says.
         outputs: of the model for validation images.
-        validation: how many of these there are in all.
+        training, validation: how many images each set has in all.
         scores: of each class.
         commands: to use the model.
         device: that it was looked at on.
@@ -182,6 +185,7 @@ class CardFacts:
     model: nn.Module
     run: RunFacts
     outputs: Evaluation
+    training: int
     validation: int
     scores: Sequence[ClassScore]
     commands: Sequence[str]
@@ -210,9 +214,11 @@ def _rows(facts: CardFacts):
     size = sum(parameter.numel() for parameter in facts.model.parameters())
     yield "model", f"{card.model}, {size / 1e6:.2f} M parameters, {card.num_classes} classes"
     yield "images", card.describe_transform()
-    yield "data", f"{config.data.root} ({config.data.source})" if config.data.root else config.data.source
+    sets = f"{facts.training:,} training and {facts.validation:,} validation images"
+    yield "data", f"{config.data.root or config.data.source}, {sets}"
     yield "started from", config.init or "scratch"
-    yield "trained", f"{config.schedule.epochs} epochs, global batch {config.global_batch}, seed {config.seed}"
+    epochs = counted(config.schedule.epochs, "epoch")
+    yield "trained", f"{epochs}, global batch {config.global_batch}, seed {config.seed}"
     yield "time", duration(run.seconds)
     count = len(facts.outputs.labels)
     part = "" if count == facts.validation else f" of {facts.validation:,}, equally many of each class"

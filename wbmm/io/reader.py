@@ -23,6 +23,7 @@ from .pickles import Storage, UnreadableTensor, read_pickle
 __all__ = ["METADATA_KEY", "CheckpointFile", "check_is_file", "read_checkpoint", "safe_load"]
 
 METADATA_KEY = "wbmm"  # where a file's description stands
+EXPORTED = (".onnx", ".xml")  # of an exporter; a .pt2 is read, as a zip
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C  # of the files of torch.save before 1.6
 LEGACY_PROTOCOL = 1001
 _LOCAL_HEADER = struct.Struct("<4s5H3L2H")
@@ -60,6 +61,11 @@ def read_checkpoint(path: str | Path) -> CheckpointFile:
     """
     path = Path(path)
     check_is_file(path)
+    if path.suffix in EXPORTED:
+        raise CheckpointError(
+            f"{path} is an exported file, which holds no checkpoint: give the one that it was made from. To run it: "
+            "wbmm predict, or wbmm.deploy.runtime.open_runner in Python"
+        )
     try:
         if path.suffix == ".safetensors":
             return _read_safetensors(path)

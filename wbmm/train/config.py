@@ -25,6 +25,7 @@ from .optim import MOST_EPOCHS, OptimConfig, ScheduleConfig, optimizer_options
 __all__ = [
     "TrainConfig",
     "check_config",
+    "check_given",
     "config_from_dict",
     "flatten",
     "load_config",
@@ -123,6 +124,11 @@ def check_config(config: TrainConfig) -> None:
     """The same checks for a configuration that was made or changed in Python."""
     config_from_dict(to_dict(config))
     _check_model(config)
+
+
+def check_given(values: dict, where: str) -> None:
+    """Checks some values by themselves: keys, types and ranges, not what several of them say together."""
+    _build(TrainConfig, values, "", where)
 
 
 def to_dict(config: TrainConfig) -> dict:

@@ -17,6 +17,7 @@ __all__ = [
     "check_complete",
     "gather_objects",
     "is_peer_failure",
+    "pick_device",
     "setup",
     "sum_on_device",
 ]
@@ -46,7 +47,7 @@ class World:
 def setup(device: str = "auto", timeout: float = 600.0) -> World:
     """Reads torchrun's environment and joins the process group: nccl on CUDA, gloo on the CPU, none for one process."""
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    place = _pick_device(device, int(os.environ.get("LOCAL_RANK", 0)))
+    place = pick_device(device)
     if size > 1 and not td.is_initialized():
         _let_nccl_raise()
         options = {"device_id": place} if place.type == "cuda" else {}
@@ -65,7 +66,8 @@ def _let_nccl_raise() -> None:
         os.environ[NCCL_ERRORS] = "2"
 
 
-def _pick_device(name: str, local_rank: int) -> torch.device:
+def pick_device(name: str) -> torch.device:
+    """The device of this process; one that is not there is an error."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -84,7 +86,7 @@ def _pick_device(name: str, local_rank: int) -> torch.device:
         )
     if not torch.cuda.is_available():
         raise ValueError(f"device {name!r} was asked for, but torch finds no CUDA device here; use device=cpu")
-    device = torch.device("cuda", local_rank if device.index is None else device.index)
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) if device.index is None else device.index)
     if device.index >= torch.cuda.device_count():
         raise ValueError(f"no CUDA device {device.index}: this node has {torch.cuda.device_count()}")
     torch.cuda.set_device(device)

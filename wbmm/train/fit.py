@@ -141,10 +141,10 @@ def open_log(run: Run, saved: dict | None, texts: list[str], show_config: bool =
     if show_config:
         run.logger.message(to_yaml(run.config).rstrip())
     parameters = sum(parameter.numel() for parameter in run.model.parameters())
-    steps = run.data.train.steps_per_epoch
+    epochs = f"{counted(run.config.schedule.epochs, 'epoch')} of {run.data.train.steps_per_epoch:,}"
     run.logger.message(
         f"{run.config.model.name}: {parameters / 1e6:.2f} M parameters, {run.data.num_classes} classes, "
-        f"{counted(run.total_steps, 'step')} ({run.config.schedule.epochs} epochs of {steps:,}), output in {run.out}"
+        f"{counted(run.total_steps, 'step')} ({epochs}), output in {run.out}"
     )
     for text in texts:
         run.logger.message(text)

@@ -163,7 +163,7 @@ def plan_batch(global_batch: int, batch: int, world: int) -> BatchPlan:
             text += f" With batch={batch}, {', '.join(map(str, near))} processes work."
     unit = world * batch
     below, above = global_batch // unit * unit, (global_batch // unit + 1) * unit
-    text += f" Or change the contract: {_join('global_batch', [size for size in (below, above) if size])}."
+    text += f" Or change the other: {_join('global_batch', [size for size in (below, above) if size])}."
     raise ValueError(text)
 
 

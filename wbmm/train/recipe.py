@@ -13,7 +13,7 @@ import torch
 
 import wbmm.models  # noqa: F401  (registers them)
 from wbmm.data.discover import FoundData, find_data
-from wbmm.data.folders import PictureList, read_list, split_by_class, write_list
+from wbmm.data.folders import PictureList, locate, read_list, split_by_class, write_list
 from wbmm.data.sources import open_source
 from wbmm.fields import show
 from wbmm.io.card import ModelCard, read_card
@@ -26,13 +26,24 @@ from wbmm.models.state import CheckpointError
 from wbmm.text import counted, some
 
 from .checkpoint import check_free
-from .config import TrainConfig, config_from_dict, flatten, make_config, merge_values, parse_overrides, to_dict
+from .config import (
+    TrainConfig,
+    check_given,
+    config_from_dict,
+    flatten,
+    make_config,
+    merge_values,
+    parse_overrides,
+    to_dict,
+)
+from .dist import pick_device
 from .log import METRICS_FILE
 from .model import create_model
 
 __all__ = ["EPOCHS", "MODEL", "SCRATCH", "SIZE", "Recipe", "Start", "choose_recipe", "find_start"]
 
 MODEL = "wbmm_t"
+SMALL_MODEL = "wbmm_a"  # trains on a CPU, and its weights come with the project
 SCRATCH = "scratch"  # --init scratch: no weights, though there may be some
 EPOCHS, SIZE = 20, 224
 SMALL, LARGE = 5_000, 100_000  # training pictures
@@ -42,6 +53,8 @@ LEAST_STEPS = {True: 30, False: 500}  # of fine-tuning, and from scratch; fewer 
 FEW_STEPS = 20_000  # below, the blocks of a model from scratch would not get going from a layer scale of 1e-6
 POINTS = 200  # of the curves, at least where there are so many steps
 HELD_BACK = 0.2
+AS_GIVEN, COMES_WITH_IT = "as given", "comes with the project"
+COMMAND = "the command"  # where a wrong value stands
 SPLIT_FILE = "split.csv"
 # AdamW's rates for a batch of 64, with the square root of the batch for others.
 SCRATCH_LR, FINE_TUNING_LR = 1e-3, 2.5e-4
@@ -85,7 +98,7 @@ def find_start(model: str | None, init: str | None) -> Start:
         init: a file or a run's folder; `SCRATCH` for none; None for those that are published, if they can be reached.
     """
     if init == SCRATCH:
-        return Start(None, "as given")
+        return Start(None, AS_GIVEN)
     if init is not None:
         return _given_start(run_checkpoint(init), model)
     model = model or MODEL
@@ -98,7 +111,7 @@ def find_start(model: str | None, init: str | None) -> Start:
     if file is None:
         note = f"No weights are published for {model}, {scratch}; --init FILE starts from others."
         return Start(None, "see below", note=note)
-    why = "comes with the project" if file == local_weights(model) else "published for this model"
+    why = COMES_WITH_IT if file == local_weights(model) else "published for this model"
     return Start(file, why, read_card(read_checkpoint(file)))
 
 
@@ -108,7 +121,7 @@ def _given_start(file: Path, model: str | None) -> Start:
     card = read_card(read_checkpoint(file))
     if card and model and model.partition(".")[0] != card.model:
         raise ValueError(f"--init {file} has the weights of {card.model}, not of {model}: leave --model out")
-    return Start(file, "as given", card)
+    return Start(file, AS_GIVEN, card)
 
 
 def _check_name(name: str) -> None:
@@ -157,10 +170,13 @@ def choose_recipe(
     run and read again by the next call.
     """
     given = parse_overrides(overrides)
+    check_given(given, COMMAND)
     model = _given(given, "model.name", model, "--model")
     epochs = _given(given, "schedule.epochs", epochs, "--epochs")
     epochs = EPOCHS if epochs is None else epochs
     size = _given(given, "data.size", size, "--size")
+    check_given({"schedule": {"epochs": epochs}} | ({} if size is None else {"data": {"size": size}}), COMMAND)
+    device = pick_device(flatten(given).get("device", "auto"))
     found = find_data(data)
     start = find_start(model, _given(given, "init", init, "--init"))
     table = ChoiceTable(given)
@@ -173,15 +189,17 @@ def choose_recipe(
     split = _split(found, values["data"], out, _given(given, "seed") or 0, table)
     pictures, classes = _count(values["data"], given, split)
     table.text("training", f"{pictures:,} pictures", f"{classes} classes")
-    table.field("model.name", "model", "" if model else "of the weights" if start.card else "the default")
+    table.field("model.name", "model", "" if model else _why_model(start, device))
     values["data"] |= _choose_images(table, size, start)
     table.field("schedule.epochs", "epochs")
-    _choose_batch(values, table, pictures, classes)
+    _choose_batch(values, table, pictures, classes, device)
     _choose_rates(values, table, start, pictures)
     _choose_lessons(values, table, pictures)
-    _choose_machine(values, table)
+    _choose_machine(values, table, device)
+    if given.get("resume") not in (None, "auto"):
+        values.pop("init", None)  # the checkpoint has the weights
     others = [text for text in overrides if not text.startswith("init=")]  # which may be a folder, or `scratch`
-    config = make_config(values, others, "the choices for --data")
+    config = make_config(values, others, COMMAND)
     if split is not None:
         write_list(split, Path(config.data.args["file"]))
     notes = [note for note in (start.note, _too_few(config, pictures)) if note]
@@ -195,7 +213,7 @@ def _too_few(config: TrainConfig, pictures: int) -> str:
     if steps >= least:
         return ""
     return (
-        f"Only {counted(steps, 'step')} of training, where {least} are little: add pictures, or take "
+        f"Only {counted(steps, 'step')} of training; a model learns little in fewer than {least}: add pictures, or use "
         f"--epochs {math.ceil(least / an_epoch)} or more."
     )
 
@@ -222,13 +240,13 @@ class ChoiceTable:
         for place, (what, value, why) in enumerate(self.rows):
             key = self.keys.get(place)
             if key is not None:
-                value, why = f"{_plain(known[key])} {value}".rstrip(), "as given" if key in self.given else why
+                value, why = f"{_plain(known[key])} {value}".rstrip(), AS_GIVEN if key in self.given else why
             rows.append((what, value, why))
         shown = {"out", "init", *self.keys.values()}
         others = [f"{key}={show(value)}" for key, value in self.given.items() if key not in shown]
         if others:
             rows.append(("also given", " ".join(others), ""))
-        return [*rows, ("folder of the run", config.out, "as given" if "out" in self.given else "")]
+        return [*rows, ("folder of the run", config.out, AS_GIVEN if "out" in self.given else "")]
 
 
 def _plain(value: object) -> str:
@@ -252,30 +270,41 @@ def _choose_model(model: str | None, start: Start) -> tuple[str, dict]:
     return (model or MODEL).partition(".")[0], {}
 
 
+def _why_model(start: Start, device: torch.device) -> str:
+    """Why this model, where none was named."""
+    if start.why == AS_GIVEN and start.card is not None:
+        return "of the weights"
+    return f"the default; without a GPU take --model {SMALL_MODEL}" if device.type == "cpu" else "the default"
+
+
 def _choose_images(table: ChoiceTable, size: int | None, start: Start) -> dict:
     """Size and colours: those of the weights, where they say."""
-    table.text("starts from", str(start.file or "scratch"), start.why)
+    file = start.file.name if start.file and start.why == COMES_WITH_IT else start.file
+    table.text("starts from", str(file or SCRATCH), start.why)
     if start.card is None:
-        table.field("data.size", "image size", "the default" if size is None else "as given", "px")
+        table.field("data.size", "image size", "the default" if size is None else AS_GIVEN, "px")
         return {"size": SIZE if size is None else size}
     card = start.card
-    table.field("data.size", "image size", "what the weights were trained at" if size is None else "as given", "px")
+    table.field("data.size", "image size", "what the weights were trained at" if size is None else AS_GIVEN, "px")
     transform = {"mean": list(card.mean), "std": list(card.std), "interpolation": card.interpolation}
     return {"size": card.input_size[-1] if size is None else size, "in_chans": card.input_size[0], **transform}
 
 
 def _choose_out(given: dict, data: str | Path, model: str) -> Path:
     """`runs/<data>-<model>`, with a number where a run is there already; a run that goes on keeps its folder."""
+    resume = given.get("resume")
+    if resume not in (None, "auto") and "out" not in given:
+        return Path(resume).expanduser().parent
     if "out" in given:
         out = Path(str(given["out"])).expanduser()
-        if not given.get("resume"):
+        if not resume:
             check_free(out)
         return out
     plain = "".join(sign if sign.isalnum() or sign in "-_." else "-" for sign in Path(data).absolute().name)
     name = f"{plain.removesuffix('.csv')}-{model}"
     folders = [Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 10_000)]
     free = next(place for place, folder in enumerate(folders) if not (folder / METRICS_FILE).exists())
-    return folders[max(free - 1, 0)] if given.get("resume") == "auto" else folders[free]
+    return folders[max(free - 1, 0)] if resume == "auto" else folders[free]
 
 
 def _split(found: FoundData, settings: dict, out: Path, seed: int, table: ChoiceTable) -> PictureList | None:
@@ -284,6 +313,7 @@ def _split(found: FoundData, settings: dict, out: Path, seed: int, table: Choice
         return None
     file = (out / SPLIT_FILE).absolute()
     settings["args"] = {"file": str(file)}
+    locate(Path(settings["root"]), found.unsplit.paths)  # before anything is written
     split, why = split_by_class(found.unsplit, HELD_BACK, seed), f"{100 * HELD_BACK:g} % of each class"
     if file.is_file():
         split, why = _same_pictures(file, found.unsplit), "split by an earlier run"
@@ -315,11 +345,11 @@ def _count(settings: dict, given: dict, split: PictureList | None) -> tuple[int,
     return len(source), source.num_classes
 
 
-def _choose_batch(values: dict, table: ChoiceTable, pictures: int, classes: int) -> None:
-    """The global batch by the data, what goes through the net at once by the memory."""
+def _choose_batch(values: dict, table: ChoiceTable, pictures: int, classes: int, device: torch.device) -> None:
+    """The global batch by the data, as a multiple of a given batch; what goes through the net at once by the memory."""
     world = int(os.environ.get("WORLD_SIZE", 1))
-    total = table.given.get("global_batch") or _global_batch(pictures, world)
-    device = _device(table.given.get("device", "auto"))
+    at_once = table.given.get("batch", 1) * world
+    total = table.given.get("global_batch") or math.ceil(_global_batch(pictures, world) / at_once) * at_once
     images = values["data"] | {key: table.given[f"data.{key}"] for key in ("in_chans",) if f"data.{key}" in table.given}
     need = _bytes_an_image(values["model"], classes, images.get("in_chans", 3), values["data"]["size"])
     free = available_memory(device)
@@ -339,10 +369,6 @@ def _global_batch(pictures: int, world: int) -> int:
     while wanted > pictures and wanted > 2:
         wanted //= 2
     return max(wanted - wanted % world, world)
-
-
-def _device(wanted: str) -> torch.device:
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted)
 
 
 def _bytes_an_image(model: dict, classes: int, channels: int, size: int) -> int:
@@ -403,9 +429,8 @@ def _choose_lessons(values: dict, table: ChoiceTable, pictures: int) -> None:
     table.text("augmentation", words, f"a {kind} set")
 
 
-def _choose_machine(values: dict, table: ChoiceTable) -> None:
+def _choose_machine(values: dict, table: ChoiceTable, device: torch.device) -> None:
     """Arithmetic and processes, by what there is."""
-    device = _device(table.given.get("device", "auto"))
     bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
     values["amp"] = "none" if device.type != "cuda" else "bf16" if bf16 else "fp16"
     table.field("amp", "mixed precision", f"the device is {device}")

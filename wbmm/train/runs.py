@@ -284,6 +284,7 @@ def _titles(title: str, best: tuple[float, float] | None, loss, accuracy, rate) 
         accuracy.set_title(f"top-1 accuracy: best {value:.2f} % at epoch {epoch:g}")
     for axis in (loss, accuracy, rate):
         axis.set_xlabel("epoch")
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
         if len(axis.get_legend_handles_labels()[0]) > 1:

@@ -103,6 +103,8 @@ def pretrained(name: str) -> nn.Module:
         return load_model(local)
     try:
         return timm.create_model(name, pretrained=True)
+    except CheckpointError:  # which says what to do
+        raise
     except Exception as error:  # no weights known, no network, a hub's own errors
         raise CheckpointError(
             f"{name}: its pretrained weights are not available ({first_line(error)}); give a file"
