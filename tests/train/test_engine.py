@@ -18,6 +18,7 @@ from wbmm.train.config import load_config
 from wbmm.train.dist import World
 from wbmm.train.engine import validate
 from wbmm.train.fit import fit
+from wbmm.train.runs import RunFacts
 
 ONE_EPOCH = {"schedule": {"epochs": 1, "warmup_epochs": 0}, "save": {"every_steps": 0}}
 NARROW = "model={name: wbmm_a, args: {dims: [8, 16, 32, 64]}}"
@@ -234,6 +235,15 @@ def test_checkpoints_are_written_by_time_as_well(make_config, monkeypatch, minut
     monkeypatch.setattr(engine.checkpoint, "write", lambda out, state, *_: saved.append(state["position"]["step"]))
     fit(load_config(config, ["batch=16"]))
     assert saved == steps
+
+
+def test_of_equally_good_epochs_the_last_is_kept(make_config, monkeypatch):
+    scores = iter([50.0, 60.0, 60.0, 40.0])
+    monkeypatch.setattr(engine, "measure", lambda run: {"loss": 1.0, "top1": next(scores), "top5": 100.0})
+    config = make_config(schedule={"epochs": 4}, ema={"decay": None})
+    assert fit(load_config(config)).best == 60.0
+    assert read(config, "best.pt")["position"]["step"] == 3 * 8  # eight steps an epoch
+    assert RunFacts(out_of(config)).best["epoch"] == 3
 
 
 def test_it_learns_and_leaves_its_files(make_config):

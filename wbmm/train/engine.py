@@ -303,7 +303,7 @@ def finish_epoch(run: Run, epochs_done: int) -> bool:
             return False
         run.logger.eval(position.step, float(epochs_done), metrics)
         score = metrics["top1" if run.ema is None else "ema_top1"]
-        better = position.best is None or score > position.best
+        better = position.best is None or score >= position.best  # of equal ones the later, which has trained longer
         position.best = max(score, -math.inf if position.best is None else position.best)
         position.metrics = metrics
     position.evaluated = True

@@ -73,8 +73,8 @@ class RunFacts:
 
     @property
     def best(self) -> dict | None:
-        """The evaluation with the highest top1 (of the averaged weights, if that is the higher)."""
-        return max((record for record in self.eval if _top1(record) is not None), key=_top1, default=None)
+        """The evaluation with the highest top1, that of `best.pt`; the last of equal ones."""
+        return max((record for record in reversed(self.eval) if _top1(record) is not None), key=_top1, default=None)
 
     @property
     def final(self) -> dict | None:
