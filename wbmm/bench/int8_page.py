@@ -18,7 +18,7 @@ from wbmm.io.atomic import write_text
 from wbmm.io.files import run_checkpoint
 from wbmm.io.reader import safe_load
 from wbmm.machine import processor, versions
-from wbmm.text import render_table
+from wbmm.text import counted, render_table
 
 from .results import data_name
 
@@ -121,6 +121,7 @@ def page(runs: list[TrainedRun], args: argparse.Namespace) -> str:
     used = versions("openvino", "nncf", "onnxruntime")
     changed = f" --data {data_name(args.data)}" if args.data else ""
     changed += "".join(f" --{key} {getattr(args, key)}" for key in DEFAULTS if getattr(args, key) != DEFAULTS[key])
+    changed += f" --results {args.results}"
     images = (
         f"{args.limit} images of the validation set (or all, if there are fewer)" if args.limit else "the whole set"
     )
@@ -178,4 +179,4 @@ def _processor_for_int8() -> str:
     has = {"avx2": "AVX2", "avx512_vnni": "AVX-512 VNNI", "avx_vnni": "AVX VNNI", "amx_int8": "AMX"}
     found = [label for flag, label in has.items() if flag in flags]
     vnni = "" if any("VNNI" in label for label in found) else ", no VNNI"
-    return f"{torch.get_num_threads()} threads of {processor()} ({', '.join(found)}{vnni})"
+    return f"{counted(torch.get_num_threads(), 'thread')} of {processor()} ({', '.join(found)}{vnni})"
