@@ -63,7 +63,7 @@ def check_device(device: str) -> None:
 PRECISIONS = {
     "tf32": "products and convolutions in TF32, as in the paper",
     "ieee": "strict float32",
-    "bf16": "products and convolutions rounded to bfloat16 on a CPU that has it, sums in float32; on a GPU as tf32",
+    "bf16": "products and convolutions may be rounded to bfloat16 on a CPU with AMX, sums in float32; on a GPU as tf32",
 }
 
 
