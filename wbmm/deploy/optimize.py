@@ -22,6 +22,7 @@ from wbmm.extras import EXPORTERS, quiet
 from wbmm.io.card import card_of
 from wbmm.machine import machine_facts, measured_line
 from wbmm.models.fuse import fuse
+from wbmm.ops.compiled import as_convolutions
 from wbmm.progress import progress_bar
 from wbmm.text import first_line, render_table
 from wbmm.timing import time_interleaved
@@ -206,12 +207,17 @@ def _no_grad(net: nn.Module) -> Forward:
 
 
 def compile_frozen(net: nn.Module) -> Forward:
-    """A model for inference by `torch.compile`, its weights frozen into the program, which lets it pack them."""
+    """A model for inference by `torch.compile`, its weights frozen into the program, which lets it pack them.
+
+    It is compiled anew for another image size, and once for other batch sizes.
+    """
     compiled = torch.compile(net)
 
     @torch.no_grad()
     def forward(images: Tensor) -> object:
-        with torch._inductor.config.patch(freezing=True):
+        torch._dynamo.mark_static(images, 2)
+        torch._dynamo.mark_static(images, 3)
+        with torch._inductor.config.patch(freezing=True), as_convolutions():
             return compiled(images)
 
     return forward

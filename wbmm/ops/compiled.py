@@ -1,8 +1,8 @@
 """What `torch.compile` sees in inference on a CPU, where the reference would be slower than eager execution.
 
-- With frozen weights (`wbmm.optimize`, or `torch._inductor.config.freezing`): convolutions. Linears are 1x1 ones and
-  windows are convolved one by one. The compiler packs their weights for oneDNN, and merges what stands between them.
-  Linears it would multiply by MKL.
+- In `as_convolutions`, for frozen weights (`wbmm.optimize` compiles so): convolutions. Linears are 1x1 ones and windows
+  are convolved one by one. The compiler packs their weights for oneDNN, and merges what stands between them. Linears it
+  would multiply by MKL. Height and width must be constants: PyTorch 2.12 gets strides wrong where they are not.
 - Otherwise it would pack weights at every call. It gets two operators of our own, which run the backend `onednn`: the
   windowed product and the feed-forward part, with packed weights and cache-sized blocks.
 
@@ -13,10 +13,11 @@ gets the reference.
 An operator of PyTorch takes tensors and numbers, no Python object, so a layer's `Kept` goes by its number.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import torch
-import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -28,7 +29,7 @@ from .kept import Kept, find_kept
 from .tables import Window, scales_of
 from .windows import crop, pad_to_windows
 
-__all__ = ["compiler_takes", "gated_ffn", "windowed"]
+__all__ = ["as_convolutions", "compiler_takes", "gated_ffn", "windowed"]
 
 _backend = OneDNN()
 _types = tuple(dtype for dtype in (torch.float32, torch.bfloat16) if computes(dtype))
@@ -58,9 +59,23 @@ def compiler_takes(x: Tensor, weight: Tensor, kept: Kept | None) -> bool:
     )
 
 
+_convolutions = False
+
+
+@contextmanager
+def as_convolutions() -> Iterator[None]:
+    """What is compiled meanwhile is convolutions: for frozen weights, and maps of constant height and width."""
+    global _convolutions
+    before, _convolutions = _convolutions, True
+    try:
+        yield
+    finally:
+        _convolutions = before
+
+
 @torch.compiler.assume_constant_result
-def _freezes() -> bool:
-    return torch._inductor.config.freezing
+def _convolves() -> bool:
+    return _convolutions
 
 
 @torch.compiler.assume_constant_result
@@ -74,7 +89,7 @@ def windowed(
 ) -> Tensor:
     """As `reference.windowed`."""
     scales = scales_of(len(tables), window)
-    if not _freezes() or not all(_kernel_width(min(scale), x.dtype) for scale in scales):
+    if not _convolves() or not all(_kernel_width(min(scale), x.dtype) for scale in scales):
         return torch.ops.wbmm.windowed(x, tables, list(window), bias, shortcuts, padding_mode, kept.number)
     padded = pad_to_windows(x, window, padding_mode)
     out = shortcuts * padded if shortcuts else None
@@ -88,7 +103,7 @@ def windowed(
 
 def gated_ffn(x: Tensor, gate: Tensor | None, shortcut: Tensor | None, weights: tuple, kept: Kept) -> Tensor:
     """As `reference.gated_ffn` without norm and scale; the weights are w1, b1, gamma, eps, w2, b2."""
-    if not _freezes():
+    if not _convolves():
         return torch.ops.wbmm.gated_ffn(x, gate, shortcut, *weights, kept.number)
     w1, b1, gamma, eps, w2, b2 = weights
     fc1, fc2 = partial(_pointwise, weight=w1, bias=b1), partial(_pointwise, weight=w2, bias=b2)
